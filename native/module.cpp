@@ -1,0 +1,373 @@
+// Python bindings: arrays in, arrays out, the GIL released around every loop.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
+
+#include <memory>
+#include <string>
+
+#include "compact.h"
+#include "digest.h"
+#include "parallel.h"
+#include "plain.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace ww {
+
+template <class T>
+using In = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using InOut = nb::ndarray<T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <class T>
+using Out = nb::ndarray<nb::numpy, T, nb::ndim<1>>;
+
+template <class T>
+Out<T> to_numpy(std::unique_ptr<T[]> data, size_t n) {
+    T* p = data.release();
+    nb::capsule owner(p, [](void* q) noexcept { delete[] static_cast<T*>(q); });
+    return Out<T>(p, {n}, owner);
+}
+
+// A model as it comes from Python: flat arrays, checked here once.
+struct ModelArrays {
+    uint32_t base_key;
+    In<uint8_t> log2_weights, expected, table_sizes, tokens;
+    In<uint16_t> frequencies;
+};
+
+inline void check_model(bool sound) {
+    if (!sound) throw CorruptStream("a class model is out of range");
+}
+
+Model load_model(uint32_t base_key, const In<uint8_t>& log2_weights, const In<uint8_t>& expected,
+                 const In<uint8_t>& table_sizes, const In<uint8_t>& tokens, const In<uint16_t>& frequencies,
+                 uint32_t max_token) {
+    Model model;
+    model.base_key = base_key;
+    check_model(log2_weights.size() == n_classes && expected.size() == n_classes &&
+                table_sizes.size() == n_classes && tokens.size() == frequencies.size());
+    size_t at = 0;
+    for (int c = 0; c < n_classes; c++) {
+        model.log2_weight[c] = log2_weights.data()[c];
+        check_model(model.log2_weight[c] <= max_log2_weight);
+        model.expected[c] = expected.data()[c] != 0;
+        model.max_weight_log2 = std::max(model.max_weight_log2, int(model.log2_weight[c]));
+        const size_t size = table_sizes.data()[c];
+        check_model(size > 0 && size <= n_tokens && at + size <= tokens.size());
+        check_model(model.steps[c].load(int(size), tokens.data() + at, frequencies.data() + at, max_token));
+        at += size;
+    }
+    check_model(at == tokens.size());
+    return model;
+}
+
+template <class K>
+uint32_t max_token() {
+    return token_of((uint64_t(1) << (K::n_bits - 1)) - 1);
+}
+
+void check_threads(size_t n_threads) {
+    if (n_threads < 1) throw std::invalid_argument("n_threads must be at least 1");
+}
+
+size_t chunk_count(size_t n, int chunk_log2) {
+    if (chunk_log2 < 4 || chunk_log2 > 20) throw CorruptStream("chunk size is out of range");
+    return (n + (size_t(1) << chunk_log2) - 1) >> chunk_log2;
+}
+
+template <class T>
+void check_same_size(const In<T>& a, const In<T>& b) {
+    if (a.size() != b.size()) throw std::invalid_argument("old and new have different lengths");
+}
+
+// ------------------------------------------------------------------------------------------------- survey
+
+template <class K>
+std::pair<Out<int64_t>, Out<int64_t>> survey(In<typename K::Bits> old, In<typename K::Bits> now,
+                                             In<uint64_t> starts, In<uint64_t> stops) {
+    check_same_size(old, now);
+    const size_t n_keys = K::key_mask + 1;
+    auto by_key = std::make_unique<int64_t[]>(n_keys);
+    auto by_token = std::make_unique<int64_t[]>(n_keys * n_tokens);
+    {
+        nb::gil_scoped_release release;
+        for (size_t r = 0; r < starts.size(); r++)
+            for (size_t i = starts.data()[r]; i < stops.data()[r] && i < old.size(); i++) {
+                const auto a = old.data()[i], b = now.data()[i];
+                const uint32_t key = K::key(a);
+                by_key[key]++;
+                if (a == b) continue;
+                bool negative;
+                by_token[key * n_tokens + token_of(split_step<K>(a, b, negative))]++;
+            }
+    }
+    return {to_numpy(std::move(by_key), n_keys), to_numpy(std::move(by_token), n_keys * n_tokens)};
+}
+
+// ------------------------------------------------------------------------------------------------ compact
+
+template <class K>
+std::tuple<Out<uint32_t>, Out<uint8_t>, size_t> encode_compact(
+    In<typename K::Bits> old, In<typename K::Bits> now, uint32_t base_key, In<uint8_t> log2_weights,
+    In<uint8_t> expected, In<uint8_t> table_sizes, In<uint8_t> tokens, In<uint16_t> frequencies,
+    int chunk_log2, size_t n_threads) {
+    check_same_size(old, now);
+    check_threads(n_threads);
+    const Model model =
+        load_model(base_key, log2_weights, expected, table_sizes, tokens, frequencies, max_token<K>());
+    const size_t n = old.size(), size = size_t(1) << chunk_log2, n_chunks = chunk_count(n, chunk_log2);
+    auto directory = std::make_unique<uint32_t[]>(2 * n_chunks);
+    std::unique_ptr<uint8_t[]> payload;
+    size_t n_payload = 0;
+    std::atomic<size_t> n_changed{0};
+    {
+        nb::gil_scoped_release release;
+        std::vector<std::vector<uint32_t>> words(n_chunks);
+        run_jobs(n_chunks, n_threads, [&] {
+            auto encoder = std::make_shared<CompactEncoder<K>>(model);
+            auto code = std::make_shared<ChunkCode>();
+            return [&, encoder, code](size_t c) {
+                const size_t first = c * size, count = std::min(size, n - first);
+                n_changed += encoder->encode(old.data() + first, now.data() + first, count, *code);
+                directory[2 * c] = code->head;
+                directory[2 * c + 1] = uint32_t(code->words.size());
+                words[c] = code->words;
+            };
+        });
+        for (const auto& chunk : words) n_payload += 4 * chunk.size();
+        payload.reset(new uint8_t[n_payload]);
+        size_t at = 0;
+        for (const auto& chunk : words) {
+            if (!chunk.empty()) std::memcpy(payload.get() + at, chunk.data(), 4 * chunk.size());
+            at += 4 * chunk.size();
+        }
+    }
+    return {to_numpy(std::move(directory), 2 * n_chunks), to_numpy(std::move(payload), n_payload), n_changed.load()};
+}
+
+// Per-chunk results, joined into two arrays at the end.
+template <class T, class P>
+struct Pieces {
+    std::vector<std::vector<P>> positions;
+    std::vector<std::vector<T>> bits;
+
+    explicit Pieces(size_t n) : positions(n), bits(n) {}
+
+    size_t total() const {
+        size_t n = 0;
+        for (const auto& p : positions) n += p.size();
+        return n;
+    }
+    void join(P* all_positions, T* all_bits) const {
+        size_t at = 0;
+        for (size_t c = 0; c < positions.size(); c++) {
+            std::copy(positions[c].begin(), positions[c].end(), all_positions + at);
+            std::copy(bits[c].begin(), bits[c].end(), all_bits + at);
+            at += positions[c].size();
+        }
+    }
+};
+
+template <class T, class P>
+std::pair<Out<P>, Out<T>> joined(Pieces<T, P>& pieces, std::unique_ptr<P[]> positions, std::unique_ptr<T[]> bits,
+                                 size_t n) {
+    (void)pieces;
+    return {to_numpy(std::move(positions), n), to_numpy(std::move(bits), n)};
+}
+
+template <class K>
+std::pair<Out<uint32_t>, Out<typename K::Bits>> decode_compact(
+    In<typename K::Bits> old, uint32_t base_key, In<uint8_t> log2_weights, In<uint8_t> expected,
+    In<uint8_t> table_sizes, In<uint8_t> tokens, In<uint16_t> frequencies, int chunk_log2,
+    In<uint32_t> directory, In<uint8_t> payload, size_t n_threads) {
+    using T = typename K::Bits;
+    check_threads(n_threads);
+    const Model model =
+        load_model(base_key, log2_weights, expected, table_sizes, tokens, frequencies, max_token<K>());
+    const size_t n = old.size(), size = size_t(1) << chunk_log2, n_chunks = chunk_count(n, chunk_log2);
+    if (n > (uint64_t(1) << 32)) throw std::invalid_argument("a piece has at most 2^32 elements");
+    if (directory.size() != 2 * n_chunks) throw CorruptStream("directory does not match the piece");
+    std::unique_ptr<uint32_t[]> positions;
+    std::unique_ptr<T[]> bits;
+    Pieces<T, uint32_t> pieces(n_chunks);
+    size_t total = 0;
+    {
+        nb::gil_scoped_release release;
+        std::vector<size_t> starts(n_chunks + 1, 0);
+        for (size_t c = 0; c < n_chunks; c++) starts[c + 1] = starts[c] + directory.data()[2 * c + 1];
+        if (starts[n_chunks] * 4 != payload.size()) throw CorruptStream("payload does not match its directory");
+        if (reinterpret_cast<uintptr_t>(payload.data()) % 4) throw std::invalid_argument("payload is not aligned");
+        const uint32_t* words = reinterpret_cast<const uint32_t*>(payload.data());
+        run_jobs(n_chunks, n_threads, [&] {
+            auto decoder = std::make_shared<CompactDecoder<K>>(model);
+            return [&, decoder](size_t c) {
+                const size_t first = c * size, count = std::min(size, n - first);
+                decoder->decode(old.data() + first, count, directory.data()[2 * c], words + starts[c],
+                                directory.data()[2 * c + 1], uint32_t(first), pieces.positions[c], pieces.bits[c]);
+            };
+        });
+        total = pieces.total();
+        positions.reset(new uint32_t[total]);
+        bits.reset(new T[total]);
+        pieces.join(positions.get(), bits.get());
+    }
+    return {to_numpy(std::move(positions), total), to_numpy(std::move(bits), total)};
+}
+
+// -------------------------------------------------------------------------------------------------- plain
+
+template <class T>
+std::tuple<Out<uint32_t>, Out<uint8_t>, size_t> encode_plain(In<T> old, In<T> now, size_t n_threads) {
+    check_same_size(old, now);
+    check_threads(n_threads);
+    const size_t n = old.size(), n_chunks = (n + plain_chunk - 1) / plain_chunk;
+    auto directory = std::make_unique<uint32_t[]>(n_chunks);
+    std::unique_ptr<uint8_t[]> payload;
+    size_t n_payload = 0;
+    std::atomic<size_t> n_changed{0};
+    {
+        nb::gil_scoped_release release;
+        std::vector<std::vector<uint8_t>> parts(n_chunks);
+        run_jobs(n_chunks, n_threads, [&] {
+            auto scan = std::make_shared<Scan>();
+            return [&, scan](size_t c) {
+                const size_t first = c * plain_chunk, count = std::min(plain_chunk, n - first);
+                n_changed += encode_plain_chunk(old.data() + first, now.data() + first, count, *scan,
+                                                directory[c], parts[c]);
+            };
+        });
+        for (const auto& part : parts) n_payload += part.size();
+        payload.reset(new uint8_t[n_payload]);
+        size_t at = 0;
+        for (const auto& part : parts) {
+            if (!part.empty()) std::memcpy(payload.get() + at, part.data(), part.size());
+            at += part.size();
+        }
+    }
+    return {to_numpy(std::move(directory), n_chunks), to_numpy(std::move(payload), n_payload), n_changed.load()};
+}
+
+template <class T>
+std::pair<Out<uint32_t>, Out<T>> decode_plain(size_t n, In<uint32_t> directory, In<uint8_t> payload,
+                                              size_t n_threads) {
+    check_threads(n_threads);
+    const size_t n_chunks = (n + plain_chunk - 1) / plain_chunk;
+    if (n > (uint64_t(1) << 32)) throw std::invalid_argument("a piece has at most 2^32 elements");
+    if (directory.size() != n_chunks) throw CorruptStream("directory does not match the piece");
+    std::unique_ptr<uint32_t[]> positions;
+    std::unique_ptr<T[]> bits;
+    Pieces<T, uint32_t> pieces(n_chunks);
+    size_t total = 0;
+    {
+        nb::gil_scoped_release release;
+        std::vector<size_t> starts(n_chunks + 1, 0);
+        for (size_t c = 0; c < n_chunks; c++)
+            starts[c + 1] = starts[c] + plain_chunk_bytes(directory.data()[c], std::min(plain_chunk, n - c * plain_chunk), sizeof(T));
+        if (starts[n_chunks] != payload.size()) throw CorruptStream("payload does not match its directory");
+        run_jobs(n_chunks, n_threads, [&] {
+            auto places = std::make_shared<std::vector<uint32_t>>();
+            return [&, places](size_t c) {
+                const size_t first = c * plain_chunk;
+                decode_plain_chunk(directory.data()[c], std::min(plain_chunk, n - first), payload.data() + starts[c],
+                                   starts[c + 1] - starts[c], uint32_t(first), *places, pieces.positions[c],
+                                   pieces.bits[c]);
+            };
+        });
+        total = pieces.total();
+        positions.reset(new uint32_t[total]);
+        bits.reset(new T[total]);
+        pieces.join(positions.get(), bits.get());
+    }
+    return {to_numpy(std::move(positions), total), to_numpy(std::move(bits), total)};
+}
+
+// ------------------------------------------------------------------------------------- scatter and digest
+
+template <class T, class P>
+void scatter(InOut<T> bits, In<P> positions, In<T> now, size_t n_threads) {
+    check_threads(n_threads);
+    if (positions.size() != now.size()) throw std::invalid_argument("positions and bits have different lengths");
+    nb::gil_scoped_release release;
+    const size_t n = positions.size(), limit = bits.size(), slice = size_t(1) << 16;
+    for (size_t i = 0; i < n; i++)
+        if (positions.data()[i] >= limit) throw std::out_of_range("a position lies past the end of its tensor");
+    run_jobs((n + slice - 1) / slice, n_threads, [&] {
+        return [&](size_t job) {
+            const size_t stop = std::min(n, (job + 1) * slice);
+            for (size_t i = job * slice; i < stop; i++) {
+                if (i + 16 < stop) __builtin_prefetch(bits.data() + positions.data()[i + 16], 1);
+                bits.data()[positions.data()[i]] = now.data()[i];
+            }
+        };
+    });
+}
+
+template <class T>
+std::pair<uint64_t, uint64_t> digest(In<T> bits, uint64_t first, size_t n_threads) {
+    check_threads(n_threads);
+    nb::gil_scoped_release release;
+    const size_t n = bits.size(), slice = size_t(1) << 18, n_jobs = (n + slice - 1) / slice;
+    std::vector<Digest> parts(n_jobs);
+    run_jobs(n_jobs, n_threads, [&] {
+        return [&](size_t job) {
+            const size_t at = job * slice;
+            parts[job] = digest_elements(bits.data() + at, std::min(slice, n - at), first + at);
+        };
+    });
+    Digest sum;
+    for (const Digest& part : parts) sum.add(part);
+    return {sum.lane[0], sum.lane[1]};
+}
+
+template <class T, class P>
+std::pair<uint64_t, uint64_t> digest_single(In<P> positions, In<T> bits, uint64_t first) {
+    if (positions.size() != bits.size()) throw std::invalid_argument("positions and bits have different lengths");
+    nb::gil_scoped_release release;
+    const Digest sum = digest_at(positions.data(), bits.data(), bits.size(), first);
+    return {sum.lane[0], sum.lane[1]};
+}
+
+template <class K>
+void bind_kind(nb::module_& m, const char* name) {
+    const std::string suffix = std::string("_") + name;
+    m.def(("survey" + suffix).c_str(), &survey<K>);
+    m.def(("encode_compact" + suffix).c_str(), &encode_compact<K>);
+    m.def(("decode_compact" + suffix).c_str(), &decode_compact<K>);
+}
+
+template <class T>
+void bind_width(nb::module_& m, const char* name) {
+    const std::string suffix = std::string("_") + name;
+    m.def(("encode_plain" + suffix).c_str(), &encode_plain<T>);
+    m.def(("decode_plain" + suffix).c_str(), &decode_plain<T>);
+    m.def(("digest" + suffix).c_str(), &digest<T>);
+    m.def(("scatter" + suffix).c_str(), &scatter<T, uint32_t>);
+    m.def(("scatter" + suffix).c_str(), &scatter<T, uint64_t>);
+    m.def(("digest_at" + suffix).c_str(), &digest_single<T, uint32_t>);
+    m.def(("digest_at" + suffix).c_str(), &digest_single<T, uint64_t>);
+}
+
+}  // namespace ww
+
+NB_MODULE(_native, m) {
+    using namespace ww;
+    nb::set_leak_warnings(false);
+    nb::exception<CorruptStream>(m, "CorruptStream");
+    bind_kind<Kind<uint8_t, 0, 0, false>>(m, "u8");
+    bind_kind<Kind<uint16_t, 0, 0, false>>(m, "u16");
+    bind_kind<Kind<uint32_t, 0, 0, false>>(m, "u32");
+    bind_kind<Kind<uint64_t, 0, 0, false>>(m, "u64");
+    bind_kind<Kind<uint8_t, 3, 0x0F, true>>(m, "e4m3");
+    bind_kind<Kind<uint8_t, 2, 0x1F, true>>(m, "e5m2");
+    bind_kind<Kind<uint16_t, 10, 0x1F, true>>(m, "f16");
+    bind_kind<Kind<uint16_t, 7, 0xFF, true>>(m, "bf16");
+    bind_kind<Kind<uint32_t, 23, 0xFF, true>>(m, "f32");
+    bind_kind<Kind<uint64_t, 52, 0x7FF, true>>(m, "f64");
+    bind_width<uint8_t>(m, "u8");
+    bind_width<uint16_t>(m, "u16");
+    bind_width<uint32_t>(m, "u32");
+    bind_width<uint64_t>(m, "u64");
+}

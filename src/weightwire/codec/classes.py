@@ -1,0 +1,126 @@
+"""From a survey of a piece to the model that codes it: classes, weights, step tables.
+
+Integers only, so that every machine makes the same model and thus the same bytes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from weightwire import limits
+from weightwire.kernels.contract import (
+    N_CLASSES,
+    N_TOKENS,
+    ONE_STEP,
+    PROBABILITY_SUM,
+    ClassModel,
+    StepTable,
+    Survey,
+)
+from weightwire.kernels.steps import max_token
+from weightwire.model import DType
+
+MAX_LOG2_WEIGHT = 11
+"""The weights of a whole chunk of 2^20 elements then sum to less than 2^32."""
+
+_OUTLIERS = 1024
+"""One element in so many may lie above the window of classes without moving it."""
+
+_RARE_TO_SKIP_CODING = 1024
+"""A class whose other steps are rarer than this is coded as always taking its main step."""
+
+_SPARE_TOKENS = 3
+"""A coded class can also say steps this many tokens beyond those its sample has shown."""
+
+_CHANGES_PER_CHUNK_LOG2 = 12
+"""A chunk aims at 2^12 changes: its 20 bytes of overhead stay below 1 %."""
+
+
+def build_model(survey: Survey, dtype: DType) -> ClassModel:
+    """Choose how to code a piece that looks like this."""
+    base_key = _base_key(survey.n_by_key)
+    classes = np.clip(np.arange(len(survey.n_by_key)) - base_key, 0, N_CLASSES - 1)
+    n_elements = np.bincount(classes, weights=survey.n_by_key, minlength=N_CLASSES).astype(int)
+    by_token = np.zeros((N_CLASSES, N_TOKENS), dtype=np.int64)
+    np.add.at(by_token, classes, survey.n_changed_by_key_token)
+    n_changed = by_token.sum(axis=1)
+    expected = 2 * n_changed > n_elements
+    n_events = np.where(expected, n_elements - n_changed, n_changed)
+    nearest = _nearest_present(n_elements)
+    log2_weights = _log2_weights(n_events.tolist(), n_elements.tolist())
+    return ClassModel(
+        base_key=base_key,
+        log2_weights=tuple(log2_weights[c] for c in nearest),
+        expected=tuple(bool(expected[c]) for c in nearest),
+        steps=tuple(_step_table(by_token[c], max_token(dtype)) for c in nearest),
+    )
+
+
+def choose_chunk_log2(survey: Survey) -> int:
+    """The chunk size that gives chunks of about 2^12 changes."""
+    n_elements = int(survey.n_by_key.sum())
+    n_changed = max(1, int(survey.n_changed_by_key_token.sum()))
+    elements_per_change_log2 = max(0, (n_elements // n_changed).bit_length() - 1)
+    wanted = _CHANGES_PER_CHUNK_LOG2 + elements_per_change_log2
+    return min(max(wanted, limits.MIN_CHUNK_LOG2), limits.MAX_CHUNK_LOG2)
+
+
+def _base_key(n_by_key: npt.NDArray[np.int64]) -> int:
+    """The window's lowest key: its top is the highest key that is not an outlier."""
+    above = np.cumsum(n_by_key[::-1])[::-1] - n_by_key
+    top = int(np.argmax(above * _OUTLIERS <= n_by_key.sum()))
+    return max(0, top - N_CLASSES + 1)
+
+
+def _nearest_present(n_elements: npt.NDArray[np.int64]) -> list[int]:
+    """For each class the nearest one the sample has seen: what the unseen ones go by."""
+    present = np.flatnonzero(n_elements)
+    if len(present) == 0:
+        return list(range(N_CLASSES))
+    return [int(present[np.argmin(np.abs(present - c))]) for c in range(N_CLASSES)]
+
+
+def _log2_weights(n_events: list[int], n_elements: list[int]) -> list[int]:
+    """Rates rounded to powers of two, relative to the class with the most events."""
+    rates = [_rate(e, n) for e, n in zip(n_events, n_elements, strict=True)]
+    anchor = rates[n_events.index(max(n_events))]
+    relative = [_rounded_log2(r[0] * anchor[1], r[1] * anchor[0]) for r in rates]
+    present = [w for w, n in zip(relative, n_elements, strict=True) if n] or [0]
+    floor = max(min(present), max(present) - MAX_LOG2_WEIGHT)
+    return [min(max(w - floor, 0), MAX_LOG2_WEIGHT) for w in relative]
+
+
+def _rate(n_events: int, n_elements: int) -> tuple[int, int]:
+    """Events per element as a fraction: -ln(1 - p), to third order in p, with p never 0."""
+    odd, even = 2 * n_events + 1, 2 * n_elements + 2
+    return 2 * odd, 2 * even - odd
+
+
+def _rounded_log2(numerator: int, denominator: int) -> int:
+    """round(log2(numerator / denominator)), exactly: the log2 of the squared ratio, halved."""
+    square, unit = numerator * numerator, denominator * denominator
+    power = square.bit_length() - unit.bit_length()
+    reached = square >= unit << power if power >= 0 else square << -power >= unit
+    return ((power if reached else power - 1) + 1) // 2
+
+
+def _step_table(counts: npt.NDArray[np.int64], max_token: int) -> StepTable:
+    total, main = int(counts.sum()), int(counts.argmax())
+    if total == 0:
+        return ONE_STEP
+    if (total - int(counts[main])) * _RARE_TO_SKIP_CODING <= total:
+        return StepTable((main,), (PROBABILITY_SUM,))
+    seen = np.flatnonzero(counts)
+    first = max(0, int(seen[0]) - _SPARE_TOKENS)
+    last = min(max_token, int(seen[-1]) + _SPARE_TOKENS)
+    tokens = tuple(range(first, last + 1))
+    return StepTable(tokens, _normalised([int(counts[t]) for t in tokens]))
+
+
+def _normalised(counts: list[int]) -> tuple[int, ...]:
+    """Frequencies that sum to 2^12, none zero; the largest takes up the rounding."""
+    total = sum(counts)
+    frequencies = [max(1, count * PROBABILITY_SUM // total) for count in counts]
+    frequencies[counts.index(max(counts))] += PROBABILITY_SUM - sum(frequencies)
+    return tuple(frequencies)

@@ -1,0 +1,28 @@
+"""What a state is to the rest of Weightwire: named tensors, read as bits, a piece at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from weightwire.model import Bits, TensorSpec
+
+
+class StateReader(Protocol):
+    """A state that can be read in bounded memory: live tensors or files on disk.
+
+    The diff asks for ``specs`` once, pairs the names of two states, and then calls ``read`` with
+    rising ranges of one tensor after another. A reader may return a view of live memory or a
+    buffer of its own; the caller never writes to it and drops it before the next state changes.
+    """
+
+    @property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """Every tensor by name, in the state's own order; aliases in ``ties`` are not listed."""
+
+    @property
+    def ties(self) -> Mapping[str, str]:
+        """Alias name to the listed name whose storage it shares."""
+
+    def read(self, name: str, start: int, stop: int) -> Bits:
+        """The bits of elements ``start`` to ``stop`` (flat, row-major) of one tensor."""

@@ -1,0 +1,45 @@
+"""Every cap in one place, each with its why. Nothing a peer sends may make us exceed them."""
+
+from __future__ import annotations
+
+MAX_HEADER_BYTES = 100 << 20
+"""Same cap as the safetensors library: larger headers are attacks, not models."""
+
+MAX_INDEX_BYTES = 64 << 20
+"""A patch index holds about 200 bytes per tensor; this allows 300,000 tensors."""
+
+MAX_JSON_DEPTH = 16
+"""Our JSON nests four levels; deep nesting only serves to exhaust the parser's stack."""
+
+MAX_TENSORS = 1 << 20
+"""Largest number of tensors in a state: ten times the largest mixture-of-experts model."""
+
+MAX_NAME_BYTES = 4096
+"""Longest tensor name, in UTF-8 bytes."""
+
+MAX_DIMS = 16
+"""Most dimensions of a tensor; frameworks stop at 8 to 64, checkpoints at 5."""
+
+MAX_ELEMENTS = 1 << 38
+"""Most elements in one tensor: keeps byte counts far from 2^63 and digest blocks below 2^32."""
+
+MAX_BUCKETS = 1 << 20
+"""Most buckets in one patch."""
+
+MAX_BUCKET_BYTES = 1 << 30
+"""Largest bucket file. The writer aims far lower; one record may exceed its aim, never this."""
+
+PIECE_ELEMENTS = 1 << 24
+"""A tensor is coded in pieces of at most this many elements, so memory never grows with it."""
+
+MAX_PIECE_ELEMENTS = 1 << 26
+"""Largest piece a reader accepts: bounds what a hostile record can make it allocate."""
+
+BUCKET_BYTES = 4 << 20
+"""The size at which the writer closes a bucket: big enough to stream, small enough to retry."""
+
+MIN_CHUNK_LOG2 = 10
+"""Smallest chunk of the compact codec: below it the directory outweighs the data."""
+
+MAX_CHUNK_LOG2 = 20
+"""Largest chunk: the event count of a chunk has 21 bits, and a GPU decodes one chunk per warp."""
