@@ -10,22 +10,36 @@ namespace ww {
 
 constexpr uint64_t ans_low = uint64_t(1) << 32;
 
+// Writes words through a pointer: the caller makes room for one word per push.
 class AnsWriter {
   public:
-    explicit AnsWriter(std::vector<uint32_t>& out) : words_(out) { words_.clear(); }
+    void restart(std::vector<uint32_t>& words) {
+        words_ = &words;
+        words.resize(64);
+        next_ = words.data();
+        state_ = ans_low;
+    }
+
+    // Room for so many pushes more.
+    void reserve(size_t n) {
+        const size_t used = n_words();
+        if (words_->size() < used + n) words_->resize(2 * used + n);
+        next_ = words_->data() + used;
+    }
 
     void push_symbol(const Symbol& symbol) {
         spill(uint64_t(symbol.frequency) << (64 - probability_bits));
         put(symbol);
     }
     void push_raw(uint64_t value, int n_bits) {
-        for (int shift = (n_bits - 1) & ~15; n_bits > 0 && shift >= 0; shift -= 16) {
+        if (n_bits == 0) return;
+        for (int shift = (n_bits - 1) & ~15; shift >= 0; shift -= 16) {
             const int width = n_bits - shift < 16 ? n_bits - shift : 16;
             spill(uint64_t(1) << (64 - width));
             state_ = (state_ << width) | ((value >> shift) & ((uint64_t(1) << width) - 1));
         }
     }
-    uint32_t borrow(int n_bits) {
+    uint32_t borrow(uint32_t n_bits) {
         const uint32_t value = uint32_t(state_) & ((1u << n_bits) - 1);
         state_ >>= n_bits;
         return value;
@@ -36,23 +50,27 @@ class AnsWriter {
         put(symbol);
     }
     uint64_t state() const { return state_; }
+    size_t n_words() const { return size_t(next_ - words_->data()); }
 
   private:
     void put(const Symbol& symbol) {
         const uint64_t quotient = symbol.divide(state_);
         state_ = (quotient << probability_bits) + (state_ - quotient * symbol.frequency) + symbol.start;
     }
+    // Without a branch: whether a word is due is as good as random.
     void spill(uint64_t bound) {
-        if (state_ >= bound) {
-            words_.push_back(uint32_t(state_));
-            state_ >>= 32;
-        }
+        const unsigned due = state_ >= bound;
+        *next_ = uint32_t(state_);
+        next_ += due;
+        state_ >>= due << 5;
     }
 
     uint64_t state_ = ans_low;
-    std::vector<uint32_t>& words_;
+    uint32_t* next_ = nullptr;
+    std::vector<uint32_t>* words_ = nullptr;
 };
 
+// Never reads past stop: once there, it reads the last word again, and finish finds out.
 class AnsReader {
   public:
     AnsReader() = default;
@@ -68,6 +86,7 @@ class AnsReader {
         uint64_t quotient = 0;
         uint32_t symbol = take(table.symbols, table.of_slot);
         while (__builtin_expect(symbol == continue_symbol, 0)) {
+            if (next_ > stop_) throw CorruptStream("stream ends in the middle of a symbol");
             quotient += continue_symbol;
             refill(ans_low);
             symbol = take(table.symbols, table.of_slot);
@@ -76,7 +95,7 @@ class AnsReader {
         state_ >>= shift;
         return ((quotient + symbol) << shift) | low_bits;
     }
-    void give_back(uint32_t value, int n_bits) {
+    void give_back(uint32_t value, uint32_t n_bits) {
         refill(ans_low >> n_bits);
         state_ = (state_ << n_bits) | value;
     }
@@ -107,10 +126,11 @@ class AnsReader {
         return symbol;
     }
     void refill(uint64_t bound) {
-        if (state_ < bound) {
-            if (__builtin_expect(next_ >= stop_, 0)) throw CorruptStream("stream ends in the middle of a symbol");
-            state_ = (state_ << 32) | *next_++;
-        }
+        const uint64_t due = state_ < bound;
+        const uint32_t* word = next_ < stop_ ? next_ : stop_ - 1;
+        const uint64_t mask = -due;
+        state_ = (state_ << (due << 5)) | (*word & mask);
+        next_ += due;
     }
 
     uint64_t state_ = 0;

@@ -32,12 +32,6 @@ Out<T> to_numpy(std::unique_ptr<T[]> data, size_t n) {
 }
 
 // A model as it comes from Python: flat arrays, checked here once.
-struct ModelArrays {
-    uint32_t base_key;
-    In<uint8_t> log2_weights, expected, table_sizes, tokens;
-    In<uint16_t> frequencies;
-};
-
 inline void check_model(bool sound) {
     if (!sound) throw CorruptStream("a class model is out of range");
 }
@@ -61,6 +55,7 @@ Model load_model(uint32_t base_key, const In<uint8_t>& log2_weights, const In<ui
         at += size;
     }
     check_model(at == tokens.size());
+    check_model(model.log2_weight[n_classes - 1] == 0 && !model.expected[n_classes - 1]);
     return model;
 }
 
@@ -77,6 +72,8 @@ size_t chunk_count(size_t n, int chunk_log2) {
     if (chunk_log2 < 4 || chunk_log2 > 20) throw CorruptStream("chunk size is out of range");
     return (n + (size_t(1) << chunk_log2) - 1) >> chunk_log2;
 }
+
+size_t gang_count(size_t n_chunks) { return (n_chunks + gang_size - 1) / gang_size; }
 
 template <class T>
 void check_same_size(const In<T>& a, const In<T>& b) {
@@ -126,15 +123,17 @@ std::tuple<Out<uint32_t>, Out<uint8_t>, size_t> encode_compact(
     {
         nb::gil_scoped_release release;
         std::vector<std::vector<uint32_t>> words(n_chunks);
-        run_jobs(n_chunks, n_threads, [&] {
+        run_jobs(gang_count(n_chunks), n_threads, [&] {
             auto encoder = std::make_shared<CompactEncoder<K>>(model);
-            auto code = std::make_shared<ChunkCode>();
-            return [&, encoder, code](size_t c) {
-                const size_t first = c * size, count = std::min(size, n - first);
-                n_changed += encoder->encode(old.data() + first, now.data() + first, count, *code);
-                directory[2 * c] = code->head;
-                directory[2 * c + 1] = uint32_t(code->words.size());
-                words[c] = code->words;
+            return [&, encoder](size_t gang) {
+                const size_t first = gang * gang_size * size, count = std::min(gang_size * size, n - first);
+                ChunkCode codes[gang_size];
+                n_changed += encoder->encode(old.data() + first, now.data() + first, count, size, codes);
+                for (size_t c = gang * gang_size, g = 0; g < gang_size && c < n_chunks; c++, g++) {
+                    directory[2 * c] = codes[g].head;
+                    directory[2 * c + 1] = uint32_t(codes[g].words.size());
+                    words[c].swap(codes[g].words);
+                }
             };
         });
         for (const auto& chunk : words) n_payload += 4 * chunk.size();
@@ -171,13 +170,6 @@ struct Pieces {
     }
 };
 
-template <class T, class P>
-std::pair<Out<P>, Out<T>> joined(Pieces<T, P>& pieces, std::unique_ptr<P[]> positions, std::unique_ptr<T[]> bits,
-                                 size_t n) {
-    (void)pieces;
-    return {to_numpy(std::move(positions), n), to_numpy(std::move(bits), n)};
-}
-
 template <class K>
 std::pair<Out<uint32_t>, Out<typename K::Bits>> decode_compact(
     In<typename K::Bits> old, uint32_t base_key, In<uint8_t> log2_weights, In<uint8_t> expected,
@@ -201,12 +193,15 @@ std::pair<Out<uint32_t>, Out<typename K::Bits>> decode_compact(
         if (starts[n_chunks] * 4 != payload.size()) throw CorruptStream("payload does not match its directory");
         if (reinterpret_cast<uintptr_t>(payload.data()) % 4) throw std::invalid_argument("payload is not aligned");
         const uint32_t* words = reinterpret_cast<const uint32_t*>(payload.data());
-        run_jobs(n_chunks, n_threads, [&] {
+        run_jobs(gang_count(n_chunks), n_threads, [&] {
             auto decoder = std::make_shared<CompactDecoder<K>>(model);
-            return [&, decoder](size_t c) {
-                const size_t first = c * size, count = std::min(size, n - first);
-                decoder->decode(old.data() + first, count, directory.data()[2 * c], words + starts[c],
-                                directory.data()[2 * c + 1], uint32_t(first), pieces.positions[c], pieces.bits[c]);
+            return [&, decoder](size_t gang) {
+                const size_t first = gang * gang_size * size, count = std::min(gang_size * size, n - first);
+                ChunkView views[gang_size];
+                for (size_t c = gang * gang_size, g = 0; g < gang_size && c < n_chunks; c++, g++)
+                    views[g] = {directory.data()[2 * c], words + starts[c], directory.data()[2 * c + 1]};
+                decoder->decode(old.data() + first, count, size, views, uint32_t(first),
+                                &pieces.positions[gang * gang_size], &pieces.bits[gang * gang_size]);
             };
         });
         total = pieces.total();
@@ -232,10 +227,10 @@ std::tuple<Out<uint32_t>, Out<uint8_t>, size_t> encode_plain(In<T> old, In<T> no
         nb::gil_scoped_release release;
         std::vector<std::vector<uint8_t>> parts(n_chunks);
         run_jobs(n_chunks, n_threads, [&] {
-            auto scan = std::make_shared<Scan>();
-            return [&, scan](size_t c) {
+            auto changed = std::make_shared<std::vector<uint64_t>>();
+            return [&, changed](size_t c) {
                 const size_t first = c * plain_chunk, count = std::min(plain_chunk, n - first);
-                n_changed += encode_plain_chunk(old.data() + first, now.data() + first, count, *scan,
+                n_changed += encode_plain_chunk(old.data() + first, now.data() + first, count, *changed,
                                                 directory[c], parts[c]);
             };
         });

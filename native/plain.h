@@ -31,9 +31,10 @@ inline uint32_t choose_plain_head(size_t n_changed, size_t n, size_t n_bytes) {
 }
 
 template <class T>
-size_t encode_plain_chunk(const T* old, const T* now, size_t n, Scan& scan, uint32_t& head,
+size_t encode_plain_chunk(const T* old, const T* now, size_t n, std::vector<uint64_t>& changed, uint32_t& head,
                           std::vector<uint8_t>& out) {
-    const size_t n_changed = scan_changes(old, now, n, scan);
+    changed.resize(plain_chunk / block_size);
+    const size_t n_changed = scan_changes(old, now, n, changed.data());
     head = choose_plain_head(n_changed, n, sizeof(T));
     out.assign(plain_chunk_bytes(head, n, sizeof(T)), 0);
     if (head >> 24 == plain_dense) {
@@ -43,9 +44,9 @@ size_t encode_plain_chunk(const T* old, const T* now, size_t n, Scan& scan, uint
     const bool bitmap = head >> 24 == plain_bitmap;
     uint8_t* where = out.data();
     uint8_t* values = where + (bitmap ? (n + 7) / 8 : 2 * n_changed);
-    if (bitmap) std::memcpy(where, scan.changed.data(), (n + 7) / 8);
+    if (bitmap) std::memcpy(where, changed.data(), (n + 7) / 8);
     for (size_t b = 0; b * block_size < n; b++)
-        for (uint64_t left = scan.changed[b]; left; left &= left - 1) {
+        for (uint64_t left = changed[b]; left; left &= left - 1) {
             const size_t at = b * block_size + size_t(__builtin_ctzll(left));
             std::memcpy(values, now + at, sizeof(T));
             values += sizeof(T);

@@ -2,6 +2,7 @@
 // are expected to change. This is all that locating an event needs; nothing is kept per element.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -20,42 +21,44 @@ namespace ww {
 constexpr size_t group_size = 16;
 constexpr size_t block_size = 64;
 
-// Per class: weight and expectation, and the same split into byte tables for vector look-ups.
+// Groups are searched so many at a time.
+constexpr size_t groups_at_once = 16;
+
+// Scans run over windows that stay in the first-level cache until their events are dealt with.
+constexpr size_t window_size = 4096;
+
+// Per class: weight and expectation, as tables for scalar and for vector look-ups.
 struct Weights {
     uint32_t base_key;
-    uint32_t weight[n_classes];
     uint8_t log2_weight[n_classes];
-    uint8_t low[n_classes], high[n_classes], expected[n_classes];
-    bool any_high = false, any_expected = false;
+    uint8_t weight_less_one[n_classes];
+    uint8_t expected[n_classes];
+    bool any_expected = false;
+    std::vector<uint8_t> class_of_key;
 
-    explicit Weights(const Model& model) : base_key(model.base_key) {
+    Weights(const Model& model, uint32_t key_mask) : base_key(model.base_key), class_of_key(key_mask + 1) {
         for (int c = 0; c < n_classes; c++) {
             log2_weight[c] = model.log2_weight[c];
-            weight[c] = 1u << model.log2_weight[c];
-            low[c] = uint8_t(weight[c]);
-            high[c] = uint8_t(weight[c] >> 8);
+            weight_less_one[c] = uint8_t((1u << model.log2_weight[c]) - 1);
             expected[c] = model.expected[c] ? 0xFF : 0;
-            any_high |= high[c] != 0;
             any_expected |= model.expected[c];
         }
-    }
-    uint32_t class_of_key(uint32_t key) const {
-        const uint32_t above = key > base_key ? key - base_key : 0;
-        return above < n_classes - 1 ? above : n_classes - 1;
+        for (uint32_t key = 0; key <= key_mask; key++) {
+            const uint32_t above = key > base_key ? key - base_key : 0;
+            class_of_key[key] = uint8_t(std::min<uint32_t>(above, n_classes - 1));
+        }
     }
 };
 
-// What a scan leaves behind; reused from chunk to chunk.
-struct Scan {
-    std::vector<uint32_t> group_end;  // running weight after each group of 16
-    std::vector<uint64_t> expected;   // one bit per element, 64 to a block
-    std::vector<uint64_t> changed;    // the same, when encoding
+// What a scan of a window leaves behind.
+struct Window {
+    uint32_t group_end[window_size / group_size + groups_at_once];  // running weight after each group of 16
+    uint64_t expected[window_size / block_size];       // one bit per element, 64 to a block
+    uint64_t changed[window_size / block_size];        // the same, when encoding
 
-    void resize(size_t n) {
-        const size_t n_blocks = (n + block_size - 1) / block_size;
-        group_end.resize(n_blocks * (block_size / group_size));
-        expected.resize(n_blocks);
-        changed.resize(n_blocks);
+    // A few more that no slot passes, so that a search needs no bound.
+    void close(size_t n_blocks) {
+        for (size_t g = 0; g < groups_at_once; g++) group_end[4 * n_blocks + g] = UINT32_MAX;
     }
 };
 
@@ -67,8 +70,8 @@ inline uint32_t scan_block_any(const typename K::Bits* old, size_t n, const Weig
     uint64_t mask = 0;
     for (size_t g = 0; g < block_size / group_size; g++) {
         for (size_t i = g * group_size; i < (g + 1) * group_size && i < n; i++) {
-            const uint32_t c = weights.class_of_key(K::key(old[i]));
-            running += weights.weight[c];
+            const uint32_t c = weights.class_of_key[K::key(old[i])];
+            running += 1u << weights.log2_weight[c];
             mask |= uint64_t(weights.expected[c] & 1) << i;
         }
         group_end[g] = running;
@@ -82,6 +85,29 @@ inline uint64_t changed_block_any(const T* a, const T* b, size_t n) {
     uint64_t mask = 0;
     for (size_t i = 0; i < n; i++) mask |= uint64_t(a[i] != b[i]) << i;
     return mask;
+}
+
+// Where a slot falls: the element's place in its group, and its interval.
+struct Hit {
+    uint32_t place, start, log2_weight;
+};
+
+template <class K>
+inline uint32_t weight_before_any(const typename K::Bits* group, size_t place, const Weights& weights) {
+    uint32_t sum = 0;
+    for (size_t i = 0; i < place; i++) sum += 1u << weights.log2_weight[weights.class_of_key[K::key(group[i])]];
+    return sum;
+}
+
+template <class K>
+inline Hit find_in_group_any(const typename K::Bits* group, uint32_t slot, const Weights& weights) {
+    uint32_t start = 0, place = 0;
+    uint32_t log2_weight = weights.log2_weight[weights.class_of_key[K::key(group[0])]];
+    while (start + (1u << log2_weight) <= slot) {
+        start += 1u << log2_weight;
+        log2_weight = weights.log2_weight[weights.class_of_key[K::key(group[++place])]];
+    }
+    return {place, start, log2_weight};
 }
 
 // ------------------------------------------------------------------------------------ whole blocks, NEON
@@ -119,24 +145,19 @@ template <class K>
 constexpr bool has_vector_keys = K::key_mask != 0 && K::key_mask <= 0xFF && sizeof(typename K::Bits) <= 4;
 
 struct VectorWeights {
-    uint8x16_t base, top, low, high, expected;
+    uint8x16_t base, weight_less_one, expected;
 
     explicit VectorWeights(const Weights& w)
-        : base(vdupq_n_u8(uint8_t(w.base_key))), top(vdupq_n_u8(n_classes - 1)), low(vld1q_u8(w.low)),
-          high(vld1q_u8(w.high)), expected(vld1q_u8(w.expected)) {}
+        : base(vdupq_n_u8(uint8_t(w.base_key))), weight_less_one(vld1q_u8(w.weight_less_one)),
+          expected(vld1q_u8(w.expected)) {}
 
+    // Classes, but for those above 15: a table look-up past its end gives 0, which is right for the
+    // last class, whose weight is always 1 and which is never expected to change.
     template <class K>
     uint8x16_t classes16(const typename K::Bits* p) const {
-        return vminq_u8(vqsubq_u8(keys16<K>(p), base), top);
+        return vqsubq_u8(keys16<K>(p), base);
     }
 };
-
-// Sums of four groups of 16 bytes, as four words.
-inline uint32x4_t group_sums(uint8x16_t a, uint8x16_t b, uint8x16_t c, uint8x16_t d) {
-    const uint16x8_t ab = vpaddq_u16(vpaddlq_u8(a), vpaddlq_u8(b));
-    const uint16x8_t cd = vpaddq_u16(vpaddlq_u8(c), vpaddlq_u8(d));
-    return vpaddlq_u16(vpaddq_u16(ab, cd));
-}
 
 inline uint32x4_t inclusive_prefix(uint32x4_t v) {
     const uint32x4_t zero = vdupq_n_u32(0);
@@ -144,19 +165,18 @@ inline uint32x4_t inclusive_prefix(uint32x4_t v) {
     return vaddq_u32(v, vextq_u32(zero, v, 2));
 }
 
-template <class K, bool High, bool Expected>
+template <class K, bool Expected>
 inline uint32x4_t scan_block(const typename K::Bits* old, const VectorWeights& w, uint32x4_t running,
                              uint32_t* group_end, uint64_t* expected) {
     uint8x16_t c[4];
-    for (int g = 0; g < 4; g++) c[g] = w.classes16<K>(old + 16 * g);
-    uint32x4_t sums = group_sums(vqtbl1q_u8(w.low, c[0]), vqtbl1q_u8(w.low, c[1]),
-                                 vqtbl1q_u8(w.low, c[2]), vqtbl1q_u8(w.low, c[3]));
-    if (High) {
-        const uint32x4_t high = group_sums(vqtbl1q_u8(w.high, c[0]), vqtbl1q_u8(w.high, c[1]),
-                                           vqtbl1q_u8(w.high, c[2]), vqtbl1q_u8(w.high, c[3]));
-        sums = vaddq_u32(sums, vshlq_n_u32(high, 8));
+    uint16x8_t sums[4];
+    for (int g = 0; g < 4; g++) {
+        c[g] = w.classes16<K>(old + 16 * g);
+        sums[g] = vpaddlq_u8(vqtbl1q_u8(w.weight_less_one, c[g]));
     }
-    const uint32x4_t ends = vaddq_u32(inclusive_prefix(sums), running);
+    const uint16x8_t pairs = vpaddq_u16(vpaddq_u16(sums[0], sums[1]), vpaddq_u16(sums[2], sums[3]));
+    const uint32x4_t one_each = {group_size, 2 * group_size, 3 * group_size, 4 * group_size};
+    const uint32x4_t ends = vaddq_u32(vaddq_u32(inclusive_prefix(vpaddlq_u16(pairs)), one_each), running);
     vst1q_u32(group_end, ends);
     *expected = !Expected ? 0
                           : bits_of_masks(vqtbl1q_u8(w.expected, c[0]), vqtbl1q_u8(w.expected, c[1]),
@@ -193,10 +213,57 @@ inline uint64_t changed_block(const T* a, const T* b) {
                          differ16(a + 48, b + 48));
 }
 
+// The sum of the weights of the elements before a place in their group.
+template <class K>
+inline uint32_t weight_before(const typename K::Bits* group, size_t place, const VectorWeights& w) {
+    const uint8x16_t lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const uint8x16_t less_one = vqtbl1q_u8(w.weight_less_one, w.classes16<K>(group));
+    const uint8x16_t before = vcltq_u8(lanes, vdupq_n_u8(uint8_t(place)));
+    return vaddlvq_u8(vandq_u8(less_one, before)) + uint32_t(place);
+}
+
+inline uint16x8_t inclusive_prefix(uint16x8_t v) {
+    const uint16x8_t zero = vdupq_n_u16(0);
+    v = vaddq_u16(v, vextq_u16(zero, v, 7));
+    v = vaddq_u16(v, vextq_u16(zero, v, 6));
+    return vaddq_u16(v, vextq_u16(zero, v, 4));
+}
+
+// The element of a group whose interval holds the slot (counted from the group's start).
+template <class K>
+inline Hit find_in_group(const typename K::Bits* group, uint32_t slot, const VectorWeights& w) {
+    const uint8x16_t less_one = vqtbl1q_u8(w.weight_less_one, w.classes16<K>(group));
+    const uint16x8_t one = vdupq_n_u16(1);
+    const uint16x8_t a = inclusive_prefix(vaddw_u8(one, vget_low_u8(less_one)));
+    const uint16x8_t b = vaddq_u16(inclusive_prefix(vaddw_high_u8(one, less_one)), vdupq_laneq_u16(a, 7));
+    const uint16x8_t wanted = vdupq_n_u16(uint16_t(slot));
+    const uint16x8_t past_a = vcleq_u16(a, wanted), past_b = vcleq_u16(b, wanted);
+    const uint32_t place = vaddvq_u16(vsubq_u16(vdupq_n_u16(0), vaddq_u16(past_a, past_b)));
+    const uint32_t start = vmaxvq_u16(vmaxq_u16(vandq_u16(a, past_a), vandq_u16(b, past_b)));
+    const uint32_t end = vminvq_u16(vminq_u16(vorrq_u16(a, past_a), vorrq_u16(b, past_b)));
+    return {place, start, 31 - uint32_t(__builtin_clz(end - start))};
+}
+
+// How many of the next sixteen groups end at or before the slot.
+inline uint32_t groups_passed(const uint32_t* group_end, uint32_t slot) {
+    const uint32x4_t wanted = vdupq_n_u32(slot);
+    const uint32x4_t a = vcleq_u32(vld1q_u32(group_end), wanted);
+    const uint32x4_t b = vcleq_u32(vld1q_u32(group_end + 4), wanted);
+    const uint32x4_t c = vcleq_u32(vld1q_u32(group_end + 8), wanted);
+    const uint32x4_t d = vcleq_u32(vld1q_u32(group_end + 12), wanted);
+    return uint32_t(-int32_t(vaddvq_u32(vaddq_u32(vaddq_u32(a, b), vaddq_u32(c, d)))));
+}
+
 #else
 
 template <class K>
 constexpr bool has_vector_keys = false;
+
+inline uint32_t groups_passed(const uint32_t* group_end, uint32_t slot) {
+    uint32_t passed = 0;
+    for (size_t g = 0; g < groups_at_once; g++) passed += group_end[g] <= slot;
+    return passed;
+}
 
 template <class T>
 inline uint64_t changed_block(const T* a, const T* b) {
@@ -213,57 +280,69 @@ inline uint64_t changed_block(const T* a, const T* b) {
 
 #endif
 
-// ------------------------------------------------------------------------------------------ whole chunks
+// ----------------------------------------------------------------------------------------- whole windows
 
 #ifdef WW_NEON
-template <class K, bool High, bool Expected>
-uint32_t scan_blocks(const typename K::Bits* old, size_t n_blocks, const Weights& weights, Scan& scan) {
+template <class K, bool Expected>
+uint32_t scan_blocks(const typename K::Bits* old, size_t n_blocks, const Weights& weights, uint32_t start,
+                     Window& window) {
     const VectorWeights w(weights);
-    uint32x4_t running = vdupq_n_u32(0);
+    uint32x4_t running = vdupq_n_u32(start);
     for (size_t b = 0; b < n_blocks; b++)
-        running = scan_block<K, High, Expected>(old + b * block_size, w, running,
-                                                &scan.group_end[4 * b], &scan.expected[b]);
+        running = scan_block<K, Expected>(old + b * block_size, w, running, window.group_end + 4 * b,
+                                          window.expected + b);
     return vgetq_lane_u32(running, 0);
 }
 #endif
 
-// Fills group_end and expected; gives the chunk's total weight.
+// Fills group_end and expected; gives the running weight after the window.
 template <class K>
-uint32_t scan_weights(const typename K::Bits* old, size_t n, const Weights& weights, Scan& scan) {
-    scan.resize(n);
+uint32_t scan_weights(const typename K::Bits* old, size_t n, const Weights& weights, uint32_t running,
+                      Window& window) {
     size_t b = 0;
-    uint32_t running = 0;
 #ifdef WW_NEON
     if constexpr (has_vector_keys<K>) {
         b = n / block_size;
-        if (weights.any_high)
-            running = weights.any_expected ? scan_blocks<K, true, true>(old, b, weights, scan)
-                                           : scan_blocks<K, true, false>(old, b, weights, scan);
-        else
-            running = weights.any_expected ? scan_blocks<K, false, true>(old, b, weights, scan)
-                                           : scan_blocks<K, false, false>(old, b, weights, scan);
+        running = weights.any_expected ? scan_blocks<K, true>(old, b, weights, running, window)
+                                       : scan_blocks<K, false>(old, b, weights, running, window);
     }
 #endif
-    for (; b * block_size < n; b++) {
-        const size_t left = n - b * block_size;
-        running = scan_block_any<K>(old + b * block_size, left < block_size ? left : block_size, weights,
-                                    running, &scan.group_end[4 * b], &scan.expected[b]);
-    }
+    for (; b * block_size < n; b++)
+        running = scan_block_any<K>(old + b * block_size, std::min(block_size, n - b * block_size), weights,
+                                    running, window.group_end + 4 * b, window.expected + b);
+    window.close(b);
     return running;
+}
+
+// Lists the places of the bits set in the masks of consecutive blocks. Two are written at a time, wanted
+// or not: how many there are is too random to branch on. The list needs room for one more.
+inline uint32_t* list_bits(const uint64_t* masks, size_t n_blocks, uint32_t first, uint32_t* out) {
+    for (size_t b = 0; b < n_blocks; b++, first += block_size) {
+        uint64_t mask = masks[b];
+        const int count = __builtin_popcountll(mask);
+        for (int done = 0;; done += 2) {
+            const uint64_t rest = mask & (mask - 1);
+            out[done] = first + uint32_t(__builtin_ctzll(mask | uint64_t(1) << 63));
+            out[done + 1] = first + uint32_t(__builtin_ctzll(rest | uint64_t(1) << 63));
+            mask = rest & (rest - 1);
+            if (__builtin_expect(mask == 0 || rest == 0, 1)) break;
+        }
+        out += count;
+    }
+    return out;
 }
 
 // Fills changed; gives the number of changed elements.
 template <class T>
-size_t scan_changes(const T* old, const T* now, size_t n, Scan& scan) {
-    scan.resize(n);
+size_t scan_changes(const T* old, const T* now, size_t n, uint64_t* changed) {
     size_t count = 0, b = 0;
     for (; (b + 1) * block_size <= n; b++) {
-        scan.changed[b] = changed_block(old + b * block_size, now + b * block_size);
-        count += size_t(__builtin_popcountll(scan.changed[b]));
+        changed[b] = changed_block(old + b * block_size, now + b * block_size);
+        count += size_t(__builtin_popcountll(changed[b]));
     }
     if (b * block_size < n) {
-        scan.changed[b] = changed_block_any(old + b * block_size, now + b * block_size, n - b * block_size);
-        count += size_t(__builtin_popcountll(scan.changed[b]));
+        changed[b] = changed_block_any(old + b * block_size, now + b * block_size, n - b * block_size);
+        count += size_t(__builtin_popcountll(changed[b]));
     }
     return count;
 }

@@ -16,33 +16,29 @@ constexpr int continue_symbol = 24;
 constexpr int max_gap_shift = 20;
 constexpr uint32_t max_rate = 8 * max_gap_shift + 7;
 constexpr int headroom_log2 = 2;
-constexpr int max_log2_weight = 11;
+constexpr int max_log2_weight = 8;
 
 // Anything a decoder finds that no encoder wrote.
 struct CorruptStream : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-// floor(x / divisor) for every 64-bit x: one wide multiply and a shift instead of a division.
+// floor(x / divisor) for every 64-bit x: one wide multiply and two shifts instead of a division.
 struct Divider {
     uint64_t magic = 0;
-    int shift = 0;
-    uint32_t divisor = 1;
+    int shift = -1;  // -1: the divisor is 1
 
     Divider() = default;
-    explicit Divider(uint32_t d) : divisor(d) {
-        if (d == 1) return;
-        shift = 31 - __builtin_clz(d);
-        if ((d & (d - 1)) == 0) {
-            magic = 0;
-            return;
-        }
-        // Round-up method: magic = floor(2^(64 + shift + 1) / d) - 2^64 + 1, with the add-and-halve fixup.
-        const unsigned __int128 power = (unsigned __int128)1 << (64 + shift);
-        magic = uint64_t((power << 1) / d - ((unsigned __int128)1 << 64)) + 1;
+    explicit Divider(uint32_t divisor) {
+        if (divisor == 1) return;
+        const int log2_up = 32 - __builtin_clz(divisor - 1);
+        const unsigned __int128 one = 1;
+        const unsigned __int128 excess = (one << log2_up) - divisor;
+        magic = excess ? uint64_t((excess << 64) / divisor) + 1 : 0;
+        shift = log2_up - 1;
     }
     uint64_t operator()(uint64_t x) const {
-        if (magic == 0) return x >> shift;
+        if (__builtin_expect(shift < 0, 0)) return x;
         const uint64_t high = uint64_t(((unsigned __int128)x * magic) >> 64);
         return (((x - high) >> 1) + high) >> shift;
     }
@@ -100,6 +96,7 @@ constexpr uint8_t no_symbol = 255;
 
 struct StepTable {
     int n = 0;
+    bool one_step = false;  // every change is one step up or down: nothing is coded
     uint8_t tokens[n_tokens];
     uint8_t symbol_of_token[n_tokens];
     Symbol symbols[n_tokens];
@@ -122,6 +119,7 @@ struct StepTable {
             if (count > 1) std::memset(of_slot + start, s, frequency[s]);
             start += frequency[s];
         }
+        one_step = count == 1 && token[0] == 0;
         return count > 0 && start == probability_sum;
     }
 };
@@ -132,11 +130,6 @@ struct Model {
     bool expected[n_classes];
     int max_weight_log2 = 0;
     std::vector<StepTable> steps = std::vector<StepTable>(n_classes);
-
-    uint32_t class_of_key(uint32_t key) const {
-        const uint32_t above = key > base_key ? key - base_key : 0;
-        return above < n_classes - 1 ? above : n_classes - 1;
-    }
 };
 
 }  // namespace ww

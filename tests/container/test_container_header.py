@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
@@ -53,7 +56,7 @@ def spec(name: str, dtype: str, *shape: int) -> TensorSpec:
 
 
 def test_reads_what_the_library_writes(tmp_path: Path) -> None:
-    arrays = {
+    arrays: dict[str, npt.NDArray[Any]] = {
         "w": np.arange(6, dtype=np.float32).reshape(2, 3),
         "empty": np.zeros((0, 5), np.int64),
         "scalar": np.array(7, np.uint8),
@@ -89,6 +92,7 @@ def test_builds_the_very_bytes_the_library_writes(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes()[: header.data_start] == built
 
 
+@settings(deadline=None, max_examples=50)
 @given(
     st.lists(
         st.tuples(
@@ -222,6 +226,7 @@ def test_a_header_over_the_cap_is_not_built(monkeypatch: pytest.MonkeyPatch) -> 
         build_header([spec("a", "U8")], {})
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.binary(max_size=64), st.integers(0, 200))
 def test_a_damaged_header_never_fails_untyped(
     tmp_path_factory: pytest.TempPathFactory, noise: bytes, place: int
@@ -229,7 +234,5 @@ def test_a_damaged_header_never_fails_untyped(
     sound = build_header([spec("w", "F32", 2), spec("v", "BF16", 3)], {"k": "v"}) + bytes(14)
     path = tmp_path_factory.mktemp("noise") / "a"
     path.write_bytes(sound[:place] + noise + sound[place + len(noise) :])
-    try:
+    with contextlib.suppress(WeightwireError):
         read(path)
-    except WeightwireError:
-        pass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weightwire import limits
@@ -23,6 +23,7 @@ def parse(text: bytes) -> object:
     return parse_json(text, "a.json", 1 << 20)
 
 
+@settings(deadline=None, max_examples=50)
 @given(JSON_VALUES, st.booleans())
 def test_parses_what_the_standard_library_writes(value: object, ascii_only: bool) -> None:
     text = json.dumps(value, ensure_ascii=ascii_only).encode("utf-8")

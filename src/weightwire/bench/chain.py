@@ -115,18 +115,22 @@ def make_chain(
         raise OutputExists(f"{path} exists")
     form = format_of(BF16)
     rate = rate_for(form, density, seed, n_blocks=len(shapes))
-    arrays: dict[str, _Array] = {}
+    arrays: dict[str, Any] = {}
     for index, (name, shape) in enumerate(shapes.items()):
+        spec = TensorSpec(name, BF16, shape)
         source = random_source(seed, index)
-        masters = draw_masters(source, TensorSpec(name, BF16, shape).n_elements, form)
-        arrays[f"{name}|shape"] = np.array(shape, np.int64)
-        arrays[f"{name}|base"] = round_masters(masters, form)
-        for step in range(1, n_steps + 1):
-            changes = _take_step(source, masters, form, rate)
-            arrays[f"{name}|idx{step}"] = changes.positions
-            arrays[f"{name}|val{step}"] = changes.bits
+        arrays |= _format_tensor(_make_tensor(spec, source, form, rate, n_steps))
     with path.open("xb") as file:
-        np.savez_compressed(file, allow_pickle=False, **arrays)
+        np.savez_compressed(file, **arrays)
+
+
+def _make_tensor(
+    spec: TensorSpec, source: np.random.Generator, form: Format, rate: float, n_steps: int
+) -> ChainTensor:
+    masters = draw_masters(source, spec.n_elements, form)
+    base = round_masters(masters, form)
+    steps = tuple(_take_step(source, masters, form, rate) for _ in range(n_steps))
+    return ChainTensor(spec, base, steps)
 
 
 def _take_step(source: np.random.Generator, masters: Masters, form: Format, rate: float) -> Changes:
@@ -136,6 +140,19 @@ def _take_step(source: np.random.Generator, masters: Masters, form: Format, rate
     new = round_masters(masters, form)
     positions = np.flatnonzero(old != new).astype(np.uint32)
     return Changes(positions, new[positions])
+
+
+def _format_tensor(tensor: ChainTensor) -> dict[str, _Array]:
+    """The arrays of one tensor, under the keys that ``_parse_tensor`` looks for."""
+    name = tensor.spec.name
+    arrays: dict[str, _Array] = {
+        f"{name}|shape": np.array(tensor.spec.shape, np.int64),
+        f"{name}|base": tensor.base,
+    }
+    for step, changes in enumerate(tensor.steps, start=1):
+        arrays[f"{name}|idx{step}"] = changes.positions
+        arrays[f"{name}|val{step}"] = changes.bits
+    return arrays
 
 
 def _load_arrays(path: Path) -> dict[str, _Array]:

@@ -18,7 +18,7 @@ def save_plot(report: BenchReport, path: Path) -> None:
         StopError: matplotlib is not installed, or it does not write this format.
     """
     figure_type = _import_figure()
-    figure = figure_type(figsize=(13, 5), layout="constrained")
+    figure = figure_type(figsize=(16, 5), layout="constrained")
     sizes, speeds = figure.subplots(1, 2)
     _draw_sizes(sizes, [case for case in report.cases if _is_density_case(case)])
     _draw_speeds(speeds, [case for case in report.cases if case.group == SPEED])
@@ -47,11 +47,15 @@ def _draw_sizes(axes: Any, cases: list[CaseResult]) -> None:
         densities = [case.density * 100 for case in cases]
         sizes = [case.of(encoding).bytes_per_change for case in cases]
         axes.plot(densities, sizes, label=encoding, **_line(encoding))
-    axes.set(xscale="log", yscale="log", xlabel="elements changed, %", ylabel="bytes per change")
+    axes.set_xscale("log")
+    axes.set_yscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.set(xlabel="elements changed, %", ylabel="bytes per change")
     axes.set_title("Size (generated BF16)")
-    axes.grid(visible=True, which="both", alpha=0.25)
+    axes.grid(visible=True, alpha=0.25)
     if cases:
-        axes.legend(fontsize="small")
+        axes.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def _draw_speeds(axes: Any, cases: list[CaseResult]) -> None:

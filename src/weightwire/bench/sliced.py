@@ -68,7 +68,7 @@ class PublishedContender:
 
 def slice_elements(n_elements: int, n_threads: int) -> int:
     """The best slice size, or less where that would leave threads without work."""
-    fair = -(-n_elements // (2 * n_threads))
+    fair = -(-n_elements // n_threads)
     return min(SLICE_ELEMENTS, max(fair, MIN_SLICE_ELEMENTS))
 
 

@@ -71,8 +71,11 @@ def _is_ours(folder: Path) -> bool:
 
 def _rename_new(temporary: Path, out: Path) -> None:
     try:
-        if not _renameat2(temporary, out, _RENAME_NOREPLACE):
-            temporary.rename(out)
+        if _renameat2(temporary, out, _RENAME_NOREPLACE):
+            return
+        if os.path.lexists(out):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(out))
+        temporary.rename(out)
     except FileExistsError as error:
         raise OutputExists(f"{out}: appeared while it was being written; remove it") from error
 

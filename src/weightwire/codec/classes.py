@@ -11,7 +11,6 @@ import numpy.typing as npt
 from weightwire import limits
 from weightwire.kernels.contract import (
     N_CLASSES,
-    N_TOKENS,
     ONE_STEP,
     PROBABILITY_SUM,
     ClassModel,
@@ -21,8 +20,8 @@ from weightwire.kernels.contract import (
 from weightwire.kernels.steps import max_token
 from weightwire.model import DType
 
-MAX_LOG2_WEIGHT = 11
-"""The weights of a whole chunk of 2^20 elements then sum to less than 2^32."""
+MAX_LOG2_WEIGHT = 8
+"""A weight less one then fits a byte, and vector units look up sixteen bytes at once."""
 
 _OUTLIERS = 1024
 """One element in so many may lie above the window of classes without moving it."""
@@ -38,12 +37,14 @@ _CHANGES_PER_CHUNK_LOG2 = 12
 
 
 def build_model(survey: Survey, dtype: DType) -> ClassModel:
-    """Choose how to code a piece that looks like this."""
+    """Choose how to code a piece that looks like this.
+
+    The last class, of the largest numbers, has weight 1 and is never expected to change: it is the
+    coldest in practice, and fixing it lets vector look-ups past the end of a table stand for it.
+    """
     base_key = _base_key(survey.n_by_key)
-    classes = np.clip(np.arange(len(survey.n_by_key)) - base_key, 0, N_CLASSES - 1)
-    n_elements = np.bincount(classes, weights=survey.n_by_key, minlength=N_CLASSES).astype(int)
-    by_token = np.zeros((N_CLASSES, N_TOKENS), dtype=np.int64)
-    np.add.at(by_token, classes, survey.n_changed_by_key_token)
+    n_elements = _by_class(survey.n_by_key, base_key)
+    by_token = _by_class(survey.n_changed_by_key_token, base_key)
     n_changed = by_token.sum(axis=1)
     expected = 2 * n_changed > n_elements
     n_events = np.where(expected, n_elements - n_changed, n_changed)
@@ -51,8 +52,8 @@ def build_model(survey: Survey, dtype: DType) -> ClassModel:
     log2_weights = _log2_weights(n_events.tolist(), n_elements.tolist())
     return ClassModel(
         base_key=base_key,
-        log2_weights=tuple(log2_weights[c] for c in nearest),
-        expected=tuple(bool(expected[c]) for c in nearest),
+        log2_weights=(*(log2_weights[c] for c in nearest[:-1]), 0),
+        expected=(*(bool(expected[c]) for c in nearest[:-1]), False),
         steps=tuple(_step_table(by_token[c], max_token(dtype)) for c in nearest),
     )
 
@@ -64,6 +65,16 @@ def choose_chunk_log2(survey: Survey) -> int:
     elements_per_change_log2 = max(0, (n_elements // n_changed).bit_length() - 1)
     wanted = _CHANGES_PER_CHUNK_LOG2 + elements_per_change_log2
     return min(max(wanted, limits.MIN_CHUNK_LOG2), limits.MAX_CHUNK_LOG2)
+
+
+def _by_class(by_key: npt.NDArray[np.int64], base_key: int) -> npt.NDArray[np.int64]:
+    """Sums over the keys of each class; the outer classes take all keys beyond the window."""
+    borders = base_key + np.arange(N_CLASSES)
+    borders[0] = 0
+    padded = np.zeros((base_key + N_CLASSES, *by_key.shape[1:]), dtype=np.int64)
+    padded[: len(by_key)] = by_key[: len(padded)]
+    padded[-1] += by_key[len(padded) :].sum(axis=0)
+    return np.add.reduceat(padded, borders)
 
 
 def _base_key(n_by_key: npt.NDArray[np.int64]) -> int:
