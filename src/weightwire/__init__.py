@@ -1,0 +1,24 @@
+"""Weightwire: bit-exact sparse weight patches from RL trainers to inference engines."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from weightwire import errors
+from weightwire.codec.patch import Patch
+from weightwire.kernels import available_backends, backend, use_backend
+from weightwire.patching import Applied, apply, diff, digest, merge
+
+__all__ = [
+    "Applied",
+    "Patch",
+    "apply",
+    "available_backends",
+    "backend",
+    "diff",
+    "digest",
+    "errors",
+    "merge",
+    "use_backend",
+]
+__version__ = version("weightwire")

@@ -1,28 +1,28 @@
 """Every failure has a type, and the type says what to do about it.
 
-    WeightwireError
-    ├── RetryError            the bytes at hand are damaged: fetch them again
-    │   ├── TruncatedFile         shorter than it says it is
-    │   ├── HashMismatch          a bucket is not the one its index names
-    │   ├── MalformedHeader       a safetensors header or patch index that lies or does not parse
-    │   ├── MalformedRecord       a tensor record whose fields contradict each other
-    │   └── CorruptStream         a coded stream that does not decode
-    ├── ResyncError           the state at hand is not the one the patch needs: start from an anchor
-    │   ├── BaseMismatch          the base's digest differs; nothing was written
-    │   ├── TargetMismatch        the result's digest differs; the state must be rebuilt
-    │   └── MissingTensor         the patch names a tensor the state does not have
-    └── StopError             trying again cannot help: a person must change something
-        ├── UnsupportedVersion    a format version this release does not read
-        ├── UnsupportedDType      an element type Weightwire has no code for
-        ├── UnsupportedLayout     memory that cannot be viewed or written in place
-        ├── LimitExceeded         a count or size beyond the published caps
-        ├── DuplicateTensor       one name twice in a state
-        ├── NotACheckpoint        a path that holds no safetensors checkpoint
-        ├── NotAPatch             a path that holds no patch
-        ├── IncompatiblePatches   patches that do not form a chain, or need a base to merge
-        ├── OutputExists          refusing to overwrite
-        ├── InterruptedApply      an in-place apply died half way: finish it with ``recover``
-        └── BackendMissing        a kernel backend that is not installed
+WeightwireError
+├── RetryError            the bytes at hand are damaged: fetch them again
+│   ├── TruncatedFile         shorter than it says it is
+│   ├── HashMismatch          a bucket is not the one its index names
+│   ├── MalformedHeader       a safetensors header or patch index that lies or does not parse
+│   ├── MalformedRecord       a tensor record whose fields contradict each other
+│   └── CorruptStream         a coded stream that does not decode
+├── ResyncError           the state at hand is not the one the patch needs: start from an anchor
+│   ├── BaseMismatch          the base's digest differs; nothing was written
+│   ├── TargetMismatch        the result's digest differs; the state must be rebuilt
+│   └── MissingTensor         the patch names a tensor the state does not have
+└── StopError             trying again cannot help: a person must change something
+    ├── UnsupportedVersion    a format version this release does not read
+    ├── UnsupportedDType      an element type Weightwire has no code for
+    ├── UnsupportedLayout     memory that cannot be viewed or written in place
+    ├── LimitExceeded         a count or size beyond the published caps
+    ├── DuplicateTensor       one name twice in a state
+    ├── NotACheckpoint        a path that holds no safetensors checkpoint
+    ├── NotAPatch             a path that holds no patch
+    ├── IncompatiblePatches   patches that do not form a chain, or need a base to merge
+    ├── OutputExists          refusing to overwrite
+    ├── InterruptedApply      an in-place apply died half way: finish it with ``recover``
+    └── BackendMissing        a kernel backend that is not installed
 """
 
 from __future__ import annotations

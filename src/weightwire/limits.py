@@ -32,6 +32,9 @@ MAX_BUCKET_BYTES = 1 << 30
 PIECE_ELEMENTS = 1 << 24
 """A tensor is coded in pieces of at most this many elements, so memory never grows with it."""
 
+PIECE_BYTES = 32 << 20
+"""Nor does a piece exceed this many bytes: wide elements come in shorter pieces."""
+
 MAX_PIECE_ELEMENTS = 1 << 26
 """Largest piece a reader accepts: bounds what a hostile record can make it allocate."""
 

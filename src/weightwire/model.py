@@ -72,7 +72,9 @@ def dtype_named(name: str) -> DType:
         UnsupportedDType: no such type, or one whose elements are not whole bytes.
     """
     if name not in _BY_NAME:
-        raise UnsupportedDType(f"element type {name!r} is not supported; known: {', '.join(_BY_NAME)}")
+        raise UnsupportedDType(
+            f"element type {name!r} is not supported; known: {', '.join(_BY_NAME)}"
+        )
     return _BY_NAME[name]
 
 

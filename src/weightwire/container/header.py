@@ -57,14 +57,23 @@ def read_header(file_descriptor: int, n_bytes_file: int, where: str) -> Header:
         LimitExceeded: a count or size beyond the published caps.
         UnsupportedDType: a tensor whose elements are unknown or not whole bytes.
     """
-    n_bytes_json = _read_length(file_descriptor, n_bytes_file, where)
+    prefix = read_bytes(file_descriptor, _LENGTH_BYTES, 0, where)
+    n_bytes_json = _check_length(prefix, n_bytes_file, where)
     text = read_bytes(file_descriptor, n_bytes_json, _LENGTH_BYTES, where)
-    if not text.startswith(b"{"):
-        raise MalformedHeader(f"{where}: header starts with {text[:1]!r}, not '{{'; {_ADVICE}")
-    value = parse_json(text, where, limits.MAX_HEADER_BYTES)
-    header = _parse_header(cast("dict[str, object]", value), _LENGTH_BYTES + n_bytes_json, where)
-    _check_file_length(header, n_bytes_file, where)
-    return header
+    return _parse_text(text, n_bytes_file, where)
+
+
+def parse_header(file_bytes: bytes, where: str) -> Header:
+    """Check the header of a safetensors file that is in memory already.
+
+    Raises:
+        the same as ``read_header``.
+    """
+    if len(file_bytes) < _LENGTH_BYTES:
+        raise TruncatedFile(f"{where}: has {len(file_bytes)} bytes; fetch it again")
+    n_bytes_json = _check_length(file_bytes[:_LENGTH_BYTES], len(file_bytes), where)
+    text = file_bytes[_LENGTH_BYTES : _LENGTH_BYTES + n_bytes_json]
+    return _parse_text(text, len(file_bytes), where)
 
 
 def build_header(specs: Sequence[TensorSpec], metadata: Mapping[str, str]) -> bytes:
@@ -85,8 +94,16 @@ def build_header(specs: Sequence[TensorSpec], metadata: Mapping[str, str]) -> by
     return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
-def _read_length(file_descriptor: int, n_bytes_file: int, where: str) -> int:
-    prefix = read_bytes(file_descriptor, _LENGTH_BYTES, 0, where)
+def _parse_text(text: bytes, n_bytes_file: int, where: str) -> Header:
+    if not text.startswith(b"{"):
+        raise MalformedHeader(f"{where}: header starts with {text[:1]!r}, not '{{'; {_ADVICE}")
+    value = parse_json(text, where, limits.MAX_HEADER_BYTES)
+    header = _parse_header(cast("dict[str, object]", value), _LENGTH_BYTES + len(text), where)
+    _check_file_length(header, n_bytes_file, where)
+    return header
+
+
+def _check_length(prefix: bytes, n_bytes_file: int, where: str) -> int:
     n_bytes_json = int.from_bytes(prefix, "little")
     if n_bytes_json > limits.MAX_HEADER_BYTES:
         raise LimitExceeded(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from functools import lru_cache
+from functools import cache
 
 from weightwire.errors import BackendMissing
 from weightwire.kernels.contract import Kernels
@@ -57,7 +57,7 @@ def _loads(name: str) -> bool:
     return True
 
 
-@lru_cache(maxsize=None)
+@cache
 def _load(name: str) -> Kernels:
     if name not in _CLASSES:
         raise BackendMissing(f"no kernel backend {name!r}; choose one of: {', '.join(_CLASSES)}")

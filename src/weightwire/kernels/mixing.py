@@ -24,7 +24,8 @@ def _mix32(value: _Words) -> _Words:
     """A bijection of 32-bit words in which every input bit reaches every output bit."""
     value = (value ^ (value >> _U32(16))) * _U32(0x7FEB352D)
     value = (value ^ (value >> _U32(15))) * _U32(0x846CA68B)
-    return value ^ (value >> _U32(16))
+    mixed: _Words = value ^ (value >> _U32(16))
+    return mixed
 
 
 def place_keys() -> _Words:
@@ -53,9 +54,7 @@ def digest_limbs(limbs: _Words, indices: npt.NDArray[np.uint64]) -> tuple[int, i
     return int(np.sum(keyed[0] * keyed[1])), int(np.sum(keyed[2] * keyed[3]))
 
 
-def to_limbs(
-    bits: Bits, indices: npt.NDArray[np.uint64]
-) -> tuple[_Words, npt.NDArray[np.uint64]]:
+def to_limbs(bits: Bits, indices: npt.NDArray[np.uint64]) -> tuple[_Words, npt.NDArray[np.uint64]]:
     """Elements as 32-bit limbs, with the limbs' indices."""
     if bits.dtype.itemsize < 8:
         return bits.astype(np.uint32), indices

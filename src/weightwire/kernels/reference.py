@@ -163,9 +163,7 @@ def _elements(old: Bits, dtype: DType, model: ClassModel) -> _Elements:
     )
 
 
-def _encode_chunk(
-    old: Bits, new: Bits, dtype: DType, model: ClassModel
-) -> tuple[list[int], bytes]:
+def _encode_chunk(old: Bits, new: Bits, dtype: DType, model: ClassModel) -> tuple[list[int], bytes]:
     """Directory row and payload of one chunk: nothing, coded, or dense, whichever is shortest."""
     changed = np.flatnonzero(old != new)
     if len(changed) == 0:
@@ -327,9 +325,7 @@ def _pop_gaps(reader: ans.Reader, n_events: int, elements: _Elements, rate: int)
     return events
 
 
-def _pop_steps(
-    reader: ans.Reader, classes: list[int], tables: tuple[StepTable, ...]
-) -> list[int]:
+def _pop_steps(reader: ans.Reader, classes: list[int], tables: tuple[StepTable, ...]) -> list[int]:
     cumulatives = [[0, *np.cumsum(table.frequencies).tolist()] for table in tables]
     magnitudes = []
     for number in classes:
@@ -337,9 +333,7 @@ def _pop_steps(
         token = tokens[0]
         if len(tokens) > 1:
             token = tokens[reader.pop_symbol(cumulatives[number])]
-        magnitudes.append(
-            steps.magnitude_of(token, reader.pop_raw(steps.raw_bits_of(token)))
-        )
+        magnitudes.append(steps.magnitude_of(token, reader.pop_raw(steps.raw_bits_of(token))))
     return magnitudes
 
 
@@ -347,7 +341,8 @@ def _signs(words: list[int], n_changed: int) -> list[bool]:
     bits = np.unpackbits(np.array(words, dtype="<u4").view(np.uint8), bitorder="little")
     if bits[n_changed:].any():
         raise CorruptStream("sign bits past the last change are not zero")
-    return bits[:n_changed].astype(bool).tolist()
+    negative: list[bool] = bits[:n_changed].astype(bool).tolist()
+    return negative
 
 
 def _n_exception_words(n_exceptions: int, n_changed: int, dtype: DType) -> int:

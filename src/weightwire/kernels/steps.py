@@ -9,7 +9,8 @@ from weightwire.model import Bits, DType
 
 def keys_of(bits: Bits, dtype: DType) -> Bits:
     """The key of every element: a float's exponent, 0 for all else."""
-    return (bits >> bits.dtype.type(dtype.key_shift)) & bits.dtype.type(dtype.key_mask)
+    keys: Bits = (bits >> bits.dtype.type(dtype.key_shift)) & bits.dtype.type(dtype.key_mask)
+    return keys
 
 
 def to_ordered(bits: Bits, dtype: DType) -> Bits:

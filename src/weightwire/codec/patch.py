@@ -1,0 +1,268 @@
+"""A patch: an index and its buckets, in memory or in a folder, read one bucket at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+from weightwire import limits
+from weightwire.codec.bucket import parse_bucket
+from weightwire.codec.index import INDEX_FILE, BucketEntry, PatchIndex, index_bytes, parse_index
+from weightwire.codec.record import Record, RecordHead
+from weightwire.container import read_bytes
+from weightwire.errors import (
+    HashMismatch,
+    LimitExceeded,
+    MalformedRecord,
+    NotAPatch,
+    OutputExists,
+    TruncatedFile,
+)
+
+
+class BucketSource(Protocol):
+    """Where a patch's buckets come from; the reader checks every byte it gets."""
+
+    def fetch(self, file: str, n_bytes: int) -> bytes:
+        """The bytes of one bucket, expected to be so many."""
+
+
+class MemoryBuckets:
+    """Buckets kept in memory."""
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        self._files = files
+
+    def fetch(self, file: str, n_bytes: int) -> bytes:
+        """The bucket's bytes."""
+        del n_bytes
+        return self._files[file]
+
+
+class FolderBuckets:
+    """Buckets in a folder, read when asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def fetch(self, file: str, n_bytes: int) -> bytes:
+        """The bucket's bytes.
+
+        Raises:
+            TruncatedFile: the file is missing or has another length than the index says.
+        """
+        try:
+            descriptor = os.open(self._folder / file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as error:
+            raise TruncatedFile(
+                f"{self._folder / file}: {error.strerror}; fetch it again"
+            ) from None
+        try:
+            n_found = os.fstat(descriptor).st_size
+            if n_found != n_bytes:
+                raise TruncatedFile(
+                    f"{self._folder / file}: {n_found} bytes, the index says {n_bytes}; fetch it again"
+                )
+            return read_bytes(descriptor, n_bytes, 0, str(self._folder / file))
+        finally:
+            os.close(descriptor)
+
+
+class Patch:
+    """The lossless difference between two states."""
+
+    def __init__(self, index: PatchIndex, source: BucketSource, where: str = "patch") -> None:
+        self.index = index
+        self._source = source
+        self._where = where
+        self._kept: tuple[int, list[Record]] = (-1, [])
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Patch:
+        """Open a patch folder; buckets are read and checked as they are needed.
+
+        Raises:
+            NotAPatch: no patch index at this path.
+            MalformedHeader, UnsupportedVersion: an index that does not parse, or is too new.
+        """
+        folder = Path(path)
+        index_path = folder / INDEX_FILE
+        if not index_path.is_file():
+            raise NotAPatch(
+                f"{folder}: no {INDEX_FILE} in it; a patch is a folder made by `diff -o`"
+            )
+        if index_path.stat().st_size > limits.MAX_INDEX_BYTES:
+            raise LimitExceeded(f"{index_path}: larger than {limits.MAX_INDEX_BYTES} bytes")
+        index = parse_index(index_path.read_bytes(), str(index_path))
+        return cls(index, FolderBuckets(folder), str(folder))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the patch as a folder that appears whole or not at all.
+
+        Raises:
+            OutputExists: there is something at this path already.
+        """
+        with PatchFolder(Path(path)) as folder:
+            for entry in self.index.buckets:
+                folder.put(entry.file, self._checked(entry))
+            folder.commit(self.index)
+
+    def records(self) -> Iterator[Record]:
+        """Every record, bucket by bucket; only one bucket is in memory at a time.
+
+        Raises:
+            HashMismatch, TruncatedFile: a bucket is not the one the index names.
+            MalformedHeader, MalformedRecord: a bucket that lies.
+        """
+        for entry in self.index.buckets:
+            yield from parse_bucket(self._checked(entry), f"{self._where}/{entry.file}")
+
+    def record(self, bucket: int, key: str) -> Record:
+        """One record by its bucket's number and its key."""
+        for record in self._bucket_records(bucket):
+            if record.head.key == key:
+                return record
+        raise MalformedRecord(f"{self._where}: record {key!r:.200} is gone; fetch the patch again")
+
+    @cached_property
+    def heads(self) -> Mapping[str, tuple[tuple[int, RecordHead], ...]]:
+        """For every tensor with records: bucket number and head of its pieces, in order.
+
+        Raises:
+            MalformedRecord: pieces that overlap, leave gaps or disagree about their tensor.
+        """
+        pieces: dict[str, list[tuple[int, RecordHead]]] = {}
+        for number, entry in enumerate(self.index.buckets):
+            for record in parse_bucket(self._checked(entry), f"{self._where}/{entry.file}"):
+                pieces.setdefault(record.head.spec.name, []).append((number, record.head))
+        for name, found in pieces.items():
+            _check_pieces(name, found)
+        self._check_index(pieces)
+        return {name: tuple(found) for name, found in pieces.items()}
+
+    @property
+    def n_elements(self) -> int:
+        """Elements in the target state."""
+        return self.index.n_elements
+
+    @property
+    def n_changed(self) -> int:
+        """Elements whose bits differ, new tensors included."""
+        return self.index.n_changed
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of all files: buckets and index."""
+        return self.index.n_bytes + len(index_bytes(self.index))
+
+    @property
+    def codec(self) -> str:
+        """``compact`` or ``plain``."""
+        return self.index.codec
+
+    @property
+    def base_digest(self) -> str:
+        """Digest of the state this patch applies to."""
+        return self.index.base_digest
+
+    @property
+    def target_digest(self) -> str:
+        """Digest of the state it gives."""
+        return self.index.target_digest
+
+    def __repr__(self) -> str:
+        return (
+            f"Patch({self.codec}, {self.n_changed:,} of {self.n_elements:,} elements,"
+            f" {self.n_bytes:,} bytes, {self.base_digest[:8]} → {self.target_digest[:8]})"
+        )
+
+    def _bucket_records(self, number: int) -> list[Record]:
+        """The last bucket asked for stays in memory: its records are asked for one after another."""
+        if self._kept[0] != number:
+            entry = self.index.buckets[number]
+            where = f"{self._where}/{entry.file}"
+            self._kept = (number, list(parse_bucket(self._checked(entry), where)))
+        return self._kept[1]
+
+    def _checked(self, entry: BucketEntry) -> bytes:
+        raw = self._source.fetch(entry.file, entry.n_bytes)
+        found = hashlib.sha256(raw).hexdigest()
+        if len(raw) != entry.n_bytes or found != entry.sha256:
+            raise HashMismatch(
+                f"{self._where}/{entry.file}: SHA-256 {found[:16]}…, the index says"
+                f" {entry.sha256[:16]}…; fetch this bucket again"
+            )
+        return raw
+
+    def _check_index(self, pieces: Mapping[str, list[tuple[int, RecordHead]]]) -> None:
+        heads = [head for found in pieces.values() for _, head in found]
+        if sum(head.n_changed for head in heads) != self.index.n_changed:
+            raise MalformedRecord(f"{self._where}: records and index disagree on the changes")
+        names = {*pieces, *self.index.unchanged}
+        if len(names) != len(pieces) + len(self.index.unchanged):
+            raise MalformedRecord(f"{self._where}: a tensor is both changed and unchanged")
+        if names & {*self.index.removed} or names & {*self.index.tied}:
+            raise MalformedRecord(f"{self._where}: a tensor is both there and removed or tied")
+        if not {*self.index.tied.values()} <= names:
+            raise MalformedRecord(f"{self._where}: a tensor is tied to one that is not there")
+
+
+def _check_pieces(name: str, found: list[tuple[int, RecordHead]]) -> None:
+    expected, first = 0, found[0][1]
+    for _, head in found:
+        same = (head.spec, head.base_shape, head.kind) == (first.spec, first.base_shape, first.kind)
+        if head.start != expected or not same:
+            raise MalformedRecord(
+                f"tensor {name!r:.200}: its pieces do not fit; fetch the patch again"
+            )
+        expected = head.stop
+    if expected != first.spec.n_elements:
+        raise MalformedRecord(f"tensor {name!r:.200}: its last pieces are missing")
+
+
+class PatchFolder:
+    """A patch folder in the making: under another name until ``commit``, gone if that never comes."""
+
+    def __init__(self, path: Path) -> None:
+        if path.exists() or path.is_symlink():
+            raise OutputExists(f"{path} exists already; remove it or choose another name")
+        self._path = path
+
+    def __enter__(self) -> PatchFolder:
+        parent = self._path.resolve().parent
+        self._building = Path(tempfile.mkdtemp(prefix=f".{self._path.name}.", dir=parent))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._building, ignore_errors=True)
+
+    def put(self, file: str, raw: bytes) -> None:
+        """Write one file and see it on disk."""
+        descriptor = os.open(self._building / file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(raw)
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def commit(self, index: PatchIndex) -> None:
+        """Write the index and give the folder its name: the moment the patch exists."""
+        self.put(INDEX_FILE, index_bytes(index))
+        self._building.chmod(0o755)
+        _sync_folder(self._building)
+        # rename() would replace an empty folder that appeared meanwhile, and nothing else.
+        self._building.rename(self._path)
+        _sync_folder(self._path.resolve().parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,142 @@
+"""A state with a patch laid over it: reads as the target, writes nothing, proves what it gives.
+
+Everything that applies a patch goes through here: to memory, to files, in place, and in chains
+(patches over patches), so there is one place where bits are checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from weightwire.codec.patch import Patch
+from weightwire.codec.piece import default_threads
+from weightwire.codec.record import Kind, Record, RecordHead
+from weightwire.diff.state import StateReader
+from weightwire.digest import TensorDigest, digest_at, digest_bits
+from weightwire.errors import BaseMismatch, MissingTensor, TargetMismatch
+from weightwire.kernels import kernels
+from weightwire.model import Bits, Changes, TensorSpec
+
+
+class PatchedState:
+    """Implements ``StateReader``: the base's tensors with a patch applied on the fly.
+
+    A piece's old bits are checked before it is decoded and its new bits after; a reader never
+    sees an unproven one. One decoded piece is kept, since reads go forward.
+    """
+
+    def __init__(self, base: StateReader, patch: Patch) -> None:
+        self._base, self.patch = base, patch
+        self._base_specs = base.specs
+        self._specs = _target_specs(self._base_specs, patch)
+        self._kept: tuple[RecordHead, Bits] | None = None
+
+    @property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """The target's tensors: the base's order, then what is new."""
+        return self._specs
+
+    @property
+    def ties(self) -> Mapping[str, str]:
+        """The target's aliases."""
+        return self.patch.index.tied
+
+    def read(self, name: str, start: int, stop: int) -> Bits:
+        """Target bits.
+
+        Raises:
+            BaseMismatch: the base is not the one the patch was made for.
+            TargetMismatch, CorruptStream: the patch does not give what it promises.
+        """
+        if name not in self.patch.heads:
+            return self._base.read(name, start, stop)
+        parts = [
+            self._new_bits(bucket, head)[max(start - head.start, 0) : stop - head.start]
+            for bucket, head in self.patch.heads[name]
+            if head.start < stop and start < head.stop
+        ]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts or [self._empty(name)])
+
+    def changes(self, bucket: int, head: RecordHead) -> Changes:
+        """The proven changes of one piece, positions counted from its start."""
+        record = self.patch.record(bucket, head.key)
+        if record.head.kind is Kind.FULL:
+            return _proven_full(record)
+        old = self._base.read(head.spec.name, head.start, head.stop)
+        return _proven_changes(record, old)
+
+    def _new_bits(self, bucket: int, head: RecordHead) -> Bits:
+        if self._kept is None or self._kept[0] is not head:
+            self._kept = (head, self._apply(bucket, head))
+        return self._kept[1]
+
+    def _apply(self, bucket: int, head: RecordHead) -> Bits:
+        changes = self.changes(bucket, head)
+        if head.kind is Kind.FULL:
+            return changes.bits
+        new: Bits = self._base.read(head.spec.name, head.start, head.stop).copy()
+        kernels().scatter(new, changes.positions, changes.bits, default_threads())
+        return new
+
+    def _empty(self, name: str) -> Bits:
+        return np.empty(0, dtype=self._specs[name].dtype.bits_dtype)
+
+
+def _proven_full(record: Record) -> Changes:
+    changes = record.changes(None)
+    _check_target(record.head, digest_bits(changes.bits, record.head.start))
+    return changes
+
+
+def _proven_changes(record: Record, old: Bits) -> Changes:
+    head = record.head
+    found = digest_bits(old, head.start)
+    if found != head.base_digest:
+        raise BaseMismatch(
+            f"tensor {head.key!r}: its bits have digest {found}, the patch needs"
+            f" {head.base_digest}; nothing was written; start from the version it was made for"
+        )
+    changes = record.changes(old)
+    before = digest_at(changes.positions, old[changes.positions], head.start)
+    after = digest_at(changes.positions, changes.bits, head.start)
+    _check_target(head, found - before + after)
+    return changes
+
+
+def _check_target(head: RecordHead, found: TensorDigest) -> None:
+    if found != head.target_digest:
+        raise TargetMismatch(
+            f"tensor {head.key!r}: patched bits have digest {found}, the patch promises"
+            f" {head.target_digest}; nothing was written; fetch the patch again"
+        )
+
+
+def _target_specs(base: Mapping[str, TensorSpec], patch: Patch) -> dict[str, TensorSpec]:
+    specs = {name: spec for name, spec in base.items() if name not in patch.index.removed}
+    for alias in patch.index.tied:
+        specs.pop(alias, None)
+    for name, pieces in patch.heads.items():
+        head = pieces[0][1]
+        if head.kind is not Kind.FULL:
+            _check_base_spec(base.get(name), head)
+        specs[name] = head.spec
+    for name in patch.index.unchanged:
+        if name not in specs:
+            raise MissingTensor(f"the state has no tensor {name!r}; start from an anchor")
+    extra = specs.keys() - patch.heads.keys() - patch.index.unchanged.keys()
+    if extra:
+        raise BaseMismatch(f"the state has a tensor {min(extra)!r} that the patch does not know")
+    return specs
+
+
+def _check_base_spec(base: TensorSpec | None, head: RecordHead) -> None:
+    name = head.spec.name
+    if base is None:
+        raise MissingTensor(f"the state has no tensor {name!r}; start from an anchor")
+    if (base.dtype, base.shape) != (head.spec.dtype, head.base_shape):
+        raise BaseMismatch(
+            f"tensor {name!r} is {base.dtype.name}{list(base.shape)}, the patch needs"
+            f" {head.spec.dtype.name}{list(head.base_shape)}"
+        )

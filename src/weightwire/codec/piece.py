@@ -1,0 +1,104 @@
+"""One piece of a tensor, coded: the border between arrays and kernels."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+from weightwire import limits
+from weightwire.codec.classes import build_model, choose_chunk_log2
+from weightwire.codec.model_bytes import model_bytes
+from weightwire.errors import CorruptStream, LimitExceeded, StopError
+from weightwire.kernels import kernels
+from weightwire.kernels.contract import ClassModel, Streams
+from weightwire.model import Bits, Changes, DType
+
+Codec = Literal["compact", "plain"]
+CODECS: tuple[Codec, ...] = ("compact", "plain")
+
+
+@dataclass(frozen=True)
+class EncodedPiece:
+    """A coded piece; ``model`` is None for the plain codec."""
+
+    n_elements: int
+    model: ClassModel | None
+    chunk_log2: int
+    streams: Streams
+
+    @property
+    def codec(self) -> Codec:
+        """Which of the two encodings this is."""
+        return "plain" if self.model is None else "compact"
+
+    @property
+    def n_changed(self) -> int:
+        """How many elements differ from the base."""
+        return self.streams.n_changed
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of the coded streams with their tables and directory, as they stand in a file."""
+        model = b"" if self.model is None else model_bytes(self.model, self.chunk_log2)
+        return len(model) + 4 * self.streams.directory.size + len(self.streams.payload)
+
+
+def piece_elements(dtype: DType) -> int:
+    """How many elements of this type make a full piece."""
+    return min(limits.PIECE_ELEMENTS, limits.PIECE_BYTES // dtype.n_bytes)
+
+
+def default_threads() -> int:
+    """One thread per processor this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def encode_piece(
+    old: Bits, new: Bits, dtype: DType, codec: str = "compact", *, n_threads: int | None = None
+) -> EncodedPiece:
+    """Code what changes from ``old`` to ``new``.
+
+    Raises:
+        LimitExceeded: the piece is longer than ``limits.MAX_PIECE_ELEMENTS``.
+        StopError: there is no codec of this name.
+    """
+    if len(old) > limits.MAX_PIECE_ELEMENTS:
+        raise LimitExceeded(f"a piece of {len(old)} elements; split it")
+    threads = n_threads or default_threads()
+    if codec == "plain":
+        return EncodedPiece(len(old), None, 16, kernels().encode_plain(old, new, threads))
+    if codec != "compact":
+        raise StopError(f"no codec {codec!r}; choose one of: {', '.join(CODECS)}")
+    survey = kernels().survey(old, new, dtype)
+    model, chunk_log2 = build_model(survey, dtype), choose_chunk_log2(survey)
+    streams = kernels().encode_compact(old, new, dtype, model, chunk_log2, threads)
+    return EncodedPiece(len(old), model, chunk_log2, streams)
+
+
+def decode_piece(
+    old: Bits | None, piece: EncodedPiece, dtype: DType, *, n_threads: int | None = None
+) -> Changes:
+    """The changes a piece stands for; writes nothing. The plain codec needs no ``old``.
+
+    Raises:
+        CorruptStream: the streams are not ones an encoder writes.
+        StopError: a compact piece without its old bits.
+    """
+    threads = n_threads or default_threads()
+    if piece.model is None:
+        changes = kernels().decode_plain(piece.n_elements, dtype, piece.streams, threads)
+        _check_count(int((piece.streams.directory & 0xFFFFFF).sum()), piece)
+        return changes
+    if old is None or len(old) != piece.n_elements:
+        raise StopError("a compact piece is decoded against its old bits, all of them")
+    changes = kernels().decode_compact(
+        old, dtype, piece.model, piece.chunk_log2, piece.streams, threads
+    )
+    _check_count(len(changes), piece)
+    return changes
+
+
+def _check_count(n_found: int, piece: EncodedPiece) -> None:
+    if n_found != piece.n_changed:
+        raise CorruptStream(f"{n_found} changes decoded where {piece.n_changed} were announced")

@@ -1,0 +1,90 @@
+"""Records in, buckets out: a patch is written as it is made, one bucket in memory at a time."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from weightwire import limits
+from weightwire.codec.bucket import bucket_bytes
+from weightwire.codec.index import BucketEntry, PatchIndex
+from weightwire.codec.record import Record
+from weightwire.errors import LimitExceeded
+
+
+class BucketSink(Protocol):
+    """Takes finished buckets as they come: a folder, memory, later an upload."""
+
+    def put(self, file: str, raw: bytes) -> None:
+        """Keep one bucket."""
+
+
+class PatchWriter:
+    """Fills buckets with records and hands each to the sink when it is full."""
+
+    def __init__(
+        self, sink: BucketSink, codec: str, n_bucket_bytes: int = limits.BUCKET_BYTES
+    ) -> None:
+        self._sink = sink
+        self._codec = codec
+        self._n_bucket_bytes = n_bucket_bytes
+        self._records: list[Record] = []
+        self._n_pending = 0
+        self._entries: list[BucketEntry] = []
+        self._n_changed = 0
+
+    def add(self, record: Record) -> None:
+        """Append one record; may close a bucket."""
+        self._records.append(record)
+        self._n_changed += record.head.n_changed
+        self._n_pending += len(record.body)
+        if self._n_pending >= self._n_bucket_bytes:
+            self._close_bucket()
+
+    def finish(
+        self,
+        *,
+        base_digest: str,
+        target_digest: str,
+        n_tensors: int,
+        n_elements: int,
+        unchanged: Mapping[str, str],
+        removed: Sequence[str],
+        tied: Mapping[str, str],
+    ) -> PatchIndex:
+        """Close the last bucket and describe the whole patch."""
+        if self._records:
+            self._close_bucket()
+        return PatchIndex(
+            codec=self._codec,
+            base_digest=base_digest,
+            target_digest=target_digest,
+            n_tensors=n_tensors,
+            n_elements=n_elements,
+            n_changed=self._n_changed,
+            buckets=tuple(self._entries),
+            unchanged=unchanged,
+            removed=tuple(removed),
+            tied=tied,
+        )
+
+    def _close_bucket(self) -> None:
+        if len(self._entries) >= limits.MAX_BUCKETS:
+            raise LimitExceeded(f"more than {limits.MAX_BUCKETS} buckets; raise the bucket size")
+        raw = bucket_bytes(self._records, self._codec)
+        file = f"bucket-{len(self._entries):05d}.safetensors"
+        self._sink.put(file, raw)
+        self._entries.append(BucketEntry(file, len(raw), hashlib.sha256(raw).hexdigest()))
+        self._records, self._n_pending = [], 0
+
+
+class MemorySink:
+    """Keeps buckets in memory."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+
+    def put(self, file: str, raw: bytes) -> None:
+        """Keep one bucket."""
+        self.files[file] = raw

@@ -1,0 +1,196 @@
+"""Two states in, one patch out, in bounded memory: the sender's side of everything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import islice
+
+from weightwire.codec.index import PatchIndex
+from weightwire.codec.piece import encode_piece
+from weightwire.codec.record import Kind, Record, RecordHead, full_record, patch_record
+from weightwire.codec.writer import BucketSink, PatchWriter
+from weightwire.diff.state import StateReader
+from weightwire.digest import TensorDigest, combine, digest_bits, piece_ranges
+from weightwire.model import Bits, TensorSpec
+
+Progress = Callable[[int], None]
+"""Called with the number of target bytes dealt with since the last call."""
+
+_NOTHING = TensorDigest()
+
+_READ_AHEAD = 1
+"""Pieces read while another is coded: keeps the disk busy, and memory at three pieces."""
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """One piece of one tensor of both states; ``old`` is None where the base has no match."""
+
+    spec: TensorSpec
+    base_shape: tuple[int, ...] | None
+    start: int
+    old: Bits | None
+    new: Bits
+
+
+@dataclass
+class _Tensor:
+    """What is known of a tensor while its pieces go by."""
+
+    spec: TensorSpec
+    base_shape: tuple[int, ...] | None
+    base: TensorDigest = _NOTHING
+    target: TensorDigest = _NOTHING
+    is_changed: bool = False
+
+
+def diff_states(
+    base: StateReader,
+    target: StateReader,
+    sink: BucketSink,
+    codec: str = "compact",
+    *,
+    n_threads: int | None = None,
+    progress: Progress = lambda _: None,
+) -> PatchIndex:
+    """Write the buckets of the patch from ``base`` to ``target``, and give its index.
+
+    Raises:
+        StopError: a codec or element type that does not exist.
+    """
+    return _Diff(base, target, PatchWriter(sink, codec), codec, n_threads).run(progress)
+
+
+class _Diff:
+    """One run of the diff: pieces in state order, records to the writer, digests by tensor."""
+
+    def __init__(
+        self,
+        base: StateReader,
+        target: StateReader,
+        writer: PatchWriter,
+        codec: str,
+        n_threads: int | None,
+    ) -> None:
+        self._base, self._target = base, target
+        self._writer, self._codec, self._n_threads = writer, codec, n_threads
+        self._base_specs, self._target_specs = base.specs, target.specs
+        self._base_digests: dict[str, TensorDigest] = {}
+        self._target_digests: dict[str, TensorDigest] = {}
+        self._unchanged: dict[str, str] = {}
+        self._held: list[Record] = []
+
+    def run(self, progress: Progress) -> PatchIndex:
+        tensor: _Tensor | None = None
+        for piece in _read_ahead(self._plan()):
+            if piece.start == 0:
+                self._close(tensor)
+                tensor = _Tensor(piece.spec, piece.base_shape)
+            if tensor is not None:
+                self._code(piece, tensor)
+            progress(len(piece.new) * piece.spec.dtype.n_bytes)
+        self._close(tensor)
+        self._digest_unmatched()
+        return self._finish()
+
+    def _plan(self) -> Iterator[Callable[[], _Piece]]:
+        for name, spec in self._target_specs.items():
+            base = self._base_specs.get(name)
+            patchable = base and (base.dtype, base.n_elements) == (spec.dtype, spec.n_elements)
+            base_shape = base.shape if base and patchable else None
+            for start, stop in piece_ranges(spec):
+                yield lambda a=spec, b=base_shape, c=start, d=stop: self._read(a, b, c, d)  # type: ignore[misc]
+
+    def _read(
+        self, spec: TensorSpec, base_shape: tuple[int, ...] | None, start: int, stop: int
+    ) -> _Piece:
+        old = None if base_shape is None else self._base.read(spec.name, start, stop)
+        return _Piece(spec, base_shape, start, old, self._target.read(spec.name, start, stop))
+
+    def _code(self, piece: _Piece, tensor: _Tensor) -> None:
+        record = self._record(piece)
+        tensor.base += record.head.base_digest
+        tensor.target += record.head.target_digest
+        tensor.is_changed |= bool(record.head.n_changed) or record.head.kind is Kind.FULL
+        tensor.is_changed |= record.head.base_shape != record.head.spec.shape
+        self._held.append(record)
+        if tensor.is_changed:
+            self._release()
+
+    def _record(self, piece: _Piece) -> Record:
+        target = digest_bits(piece.new, piece.start, n_threads=self._n_threads)
+        head = RecordHead(
+            spec=piece.spec,
+            kind=Kind.FULL,
+            start=piece.start,
+            n_elements=len(piece.new),
+            n_changed=len(piece.new),
+            base_digest=TensorDigest(),
+            target_digest=target,
+            base_shape=piece.base_shape or piece.spec.shape,
+        )
+        if piece.old is None or piece.base_shape is None:
+            return full_record(head, piece.new)
+        return self._patch_record(head, piece.old, piece)
+
+    def _patch_record(self, head: RecordHead, old: Bits, piece: _Piece) -> Record:
+        base = digest_bits(old, piece.start, n_threads=self._n_threads)
+        coded = encode_piece(
+            old, piece.new, piece.spec.dtype, self._codec, n_threads=self._n_threads
+        )
+        fields = {**head.__dict__, "base_digest": base, "base_shape": piece.base_shape}
+        return patch_record(RecordHead(**fields), coded)
+
+    def _release(self) -> None:
+        """Pieces without a change are held until one of their tensor's has one."""
+        for record in self._held:
+            self._writer.add(record)
+        self._held.clear()
+
+    def _close(self, tensor: _Tensor | None) -> None:
+        if tensor is None:
+            return
+        name = tensor.spec.name
+        self._target_digests[name] = tensor.target
+        if tensor.base_shape is not None:
+            self._base_digests[name] = tensor.base
+        if not tensor.is_changed:
+            self._unchanged[name] = str(tensor.target)
+            self._held.clear()
+
+    def _digest_unmatched(self) -> None:
+        """Tensors of the base that no target tensor was compared with still count in its digest."""
+        for name, spec in self._base_specs.items():
+            if name not in self._base_digests:
+                total = TensorDigest()
+                for start, stop in piece_ranges(spec):
+                    total += digest_bits(self._base.read(name, start, stop), start)
+                self._base_digests[name] = total
+
+    def _finish(self) -> PatchIndex:
+        ties = dict(self._target.ties)
+        return self._writer.finish(
+            base_digest=combine((self._base_specs[n], d) for n, d in self._base_digests.items()),
+            target_digest=combine(
+                (self._target_specs[n], d) for n, d in self._target_digests.items()
+            ),
+            n_tensors=len(self._target_specs),
+            n_elements=sum(spec.n_elements for spec in self._target_specs.values()),
+            unchanged=self._unchanged,
+            removed=[n for n in self._base_specs if n not in self._target_specs and n not in ties],
+            tied=ties,
+        )
+
+
+def _read_ahead(plan: Iterator[Callable[[], _Piece]]) -> Iterator[_Piece]:
+    """Run reads one step ahead of their use, in order."""
+    with ThreadPoolExecutor(1, thread_name_prefix="weightwire-read") as pool:
+        waiting: list[Future[_Piece]] = [
+            pool.submit(read) for read in islice(plan, _READ_AHEAD + 1)
+        ]
+        while waiting:
+            piece = waiting.pop(0).result()
+            waiting += [pool.submit(read) for read in islice(plan, 1)]
+            yield piece

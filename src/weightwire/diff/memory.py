@@ -1,0 +1,64 @@
+"""A state that lives in memory: a dict, a torch module, or pairs of name and tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+from weightwire.diff.views import TensorView, view_tensor
+from weightwire.errors import DuplicateTensor
+from weightwire.model import Bits, TensorSpec
+
+State: TypeAlias = Any
+"""A mapping of names to tensors, a torch module, an iterable of (name, tensor), or a reader."""
+
+
+class MemoryState:
+    """Implements ``StateReader`` over live tensors, without copying them."""
+
+    def __init__(self, tensors: Iterable[tuple[str, Any]]) -> None:
+        self.views: dict[str, TensorView] = {}
+        self._ties: dict[str, str] = {}
+        first_name: dict[object, str] = {}
+        for name, tensor in tensors:
+            self._add(name, view_tensor(name, tensor), first_name)
+
+    @property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """Every tensor that is not an alias."""
+        return {name: view.spec for name, view in self.views.items()}
+
+    @property
+    def ties(self) -> Mapping[str, str]:
+        """Names of the same storage: a tied tensor is handled once."""
+        return self._ties
+
+    def read(self, name: str, start: int, stop: int) -> Bits:
+        """A view of live memory where it is contiguous."""
+        return self.views[name].read(start, stop)
+
+    def _add(self, name: str, view: TensorView, first_name: dict[object, str]) -> None:
+        if name in self.views or name in self._ties:
+            raise DuplicateTensor(f"{name!r} occurs twice in one state")
+        if view.spec.n_elements and view.storage in first_name:
+            self._ties[name] = first_name[view.storage]
+            return
+        first_name.setdefault(view.storage, name)
+        self.views[name] = view
+
+
+def tensors_of(state: State) -> Iterable[tuple[str, Any]]:
+    """Names and tensors of whatever a user calls a state."""
+    if isinstance(state, Mapping):
+        return state.items()
+    if hasattr(state, "state_dict"):
+        # keep_vars: state_dict() would detach, which is right, but also copy on some modules.
+        return dict(state.state_dict(keep_vars=True)).items()
+    return state  # type: ignore[no-any-return]
+
+
+def open_state(state: State) -> Any:
+    """The state as a ``StateReader``: readers pass through, everything else is viewed."""
+    if hasattr(state, "specs") and hasattr(state, "read"):
+        return state
+    return MemoryState(tensors_of(state))
