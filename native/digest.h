@@ -21,9 +21,9 @@ inline uint32_t mix32(uint32_t v) {
 }
 
 struct PlaceKeys {
-    alignas(64) uint32_t row[4][256];
+    alignas(64) uint32_t row[3][256];
     PlaceKeys() {
-        for (uint32_t i = 0; i < 4 * 256; i++) row[i / 256][i % 256] = mix32((i + 1) * 0x9E3779B9u);
+        for (uint32_t i = 0; i < 3 * 256; i++) row[i / 256][i % 256] = mix32((i + 1) * 0x9E3779B9u);
     }
 };
 
@@ -32,36 +32,32 @@ inline const PlaceKeys& place_keys() {
     return keys;
 }
 
-struct BlockKeys {
-    uint32_t row[4];
-    explicit BlockKeys(uint64_t block) {
-        for (uint32_t r = 0; r < 4; r++)
-            row[r] = mix32(uint32_t(block) * 0x85EBCA6Bu + (r * 0xC2B2AE35u + 0x27D4EB2Fu));
-    }
-};
-
-inline void add_limb(Digest& sum, uint32_t limb, uint32_t place, const BlockKeys& block, const PlaceKeys& keys) {
-    const auto keyed = [&](int r) { return uint64_t(uint32_t(limb + (keys.row[r][place] ^ block.row[r]))); };
-    sum.lane[0] += keyed(0) * keyed(1);
-    sum.lane[1] += keyed(2) * keyed(3);
+// The odd number by which a block's sum counts in a lane.
+inline uint64_t block_multiplier(uint32_t lane, uint64_t block) {
+    const auto word = [block](uint32_t row) {
+        return mix32(uint32_t(block) * 0x85EBCA6Bu + (row * 0xC2B2AE35u + 0x27D4EB2Fu));
+    };
+    return uint64_t(word(2 * lane)) << 32 | word(2 * lane + 1) | 1;
 }
 
-// Limbs first_limb .. first_limb + n, all in one block of 256; a plain loop that compilers vectorise.
+inline void add_block(Digest& sum, uint64_t block, uint64_t lane0, uint64_t lane1) {
+    sum.lane[0] += lane0 * block_multiplier(0, block);
+    sum.lane[1] += lane1 * block_multiplier(1, block);
+}
+
+// Limbs that lie in one block of 256, the first at the given place; a loop that compilers vectorise.
 template <class L>
 inline void digest_in_block(Digest& sum, const L* limbs, size_t n, uint64_t first_limb, const PlaceKeys& keys) {
-    const BlockKeys block(first_limb >> 8);
     const size_t place = first_limb & 255;
-    const uint32_t *k0 = keys.row[0] + place, *k1 = keys.row[1] + place;
-    const uint32_t *k2 = keys.row[2] + place, *k3 = keys.row[3] + place;
-    const uint32_t h0 = block.row[0], h1 = block.row[1], h2 = block.row[2], h3 = block.row[3];
+    const uint32_t *k0 = keys.row[0] + place, *k1 = keys.row[1] + place, *k2 = keys.row[2] + place;
     uint64_t lane0 = 0, lane1 = 0;
     for (size_t i = 0; i < n; i++) {
         const uint32_t m = limbs[i];
-        lane0 += uint64_t(uint32_t(m + (k0[i] ^ h0))) * uint32_t(m + (k1[i] ^ h1));
-        lane1 += uint64_t(uint32_t(m + (k2[i] ^ h2))) * uint32_t(m + (k3[i] ^ h3));
+        const uint64_t keyed = uint32_t(m + k0[i]);
+        lane0 += keyed * uint32_t(m + k1[i]);
+        lane1 += keyed * uint32_t(m + k2[i]);
     }
-    sum.lane[0] += lane0;
-    sum.lane[1] += lane1;
+    add_block(sum, first_limb >> 8, lane0, lane1);
 }
 
 template <class L>
@@ -88,6 +84,12 @@ Digest digest_elements(const T* bits, size_t n, uint64_t first) {
     }
 }
 
+inline void add_limb(Digest& sum, uint32_t limb, uint64_t index, const PlaceKeys& keys) {
+    const size_t place = index & 255;
+    const uint64_t keyed = uint32_t(limb + keys.row[0][place]);
+    add_block(sum, index >> 8, keyed * uint32_t(limb + keys.row[1][place]), keyed * uint32_t(limb + keys.row[2][place]));
+}
+
 template <class T, class P>
 Digest digest_at(const P* positions, const T* bits, size_t n, uint64_t first) {
     const PlaceKeys& keys = place_keys();
@@ -95,11 +97,10 @@ Digest digest_at(const P* positions, const T* bits, size_t n, uint64_t first) {
     for (size_t i = 0; i < n; i++) {
         const uint64_t index = first + positions[i];
         if constexpr (sizeof(T) == 8) {
-            const BlockKeys block((2 * index) >> 8);
-            add_limb(sum, uint32_t(bits[i]), uint32_t(2 * index) & 255, block, keys);
-            add_limb(sum, uint32_t(bits[i] >> 32), uint32_t(2 * index + 1) & 255, block, keys);
+            add_limb(sum, uint32_t(bits[i]), 2 * index, keys);
+            add_limb(sum, uint32_t(bits[i] >> 32), 2 * index + 1, keys);
         } else {
-            add_limb(sum, bits[i], uint32_t(index) & 255, BlockKeys(index >> 8), keys);
+            add_limb(sum, bits[i], index, keys);
         }
     }
     return sum;

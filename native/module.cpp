@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 
 #include <memory>
@@ -9,6 +10,7 @@
 
 #include "compact.h"
 #include "digest.h"
+#include "dlpack.h"
 #include "parallel.h"
 #include "plain.h"
 
@@ -351,6 +353,7 @@ NB_MODULE(_native, m) {
     using namespace ww;
     nb::set_leak_warnings(false);
     nb::exception<CorruptStream>(m, "CorruptStream");
+    bind_dlpack(m);
     bind_kind<Kind<uint8_t, 0, 0, false>>(m, "u8");
     bind_kind<Kind<uint16_t, 0, 0, false>>(m, "u16");
     bind_kind<Kind<uint32_t, 0, 0, false>>(m, "u32");

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from weightwire.apply.proof import promised_target, require_base, require_target
+from weightwire.apply.proof import check_promise, require_base, require_target
+from weightwire.apply.structure import is_fresh, restructures
 from weightwire.codec.patch import Patch
 from weightwire.codec.patched import PatchedState
 from weightwire.codec.piece import default_threads
-from weightwire.codec.record import Kind
 from weightwire.diff.memory import MemoryState, State, tensors_of
 from weightwire.diff.views import new_like
-from weightwire.errors import TargetMismatch, UnsupportedLayout
+from weightwire.errors import UnsupportedLayout
 from weightwire.model import Bits, Changes, TensorSpec
 
 
@@ -69,16 +69,11 @@ def stage(state: State, patch: Patch) -> Staged:
     writes, fresh = [], {}
     for name, pieces in patch.heads.items():
         head = pieces[0][1]
-        if head.kind is Kind.FULL or head.base_shape != head.spec.shape:
+        if is_fresh(head):
             fresh[name] = (head.spec, patched.read(name, 0, head.spec.n_elements))
             continue
         writes += [(name, h.start, patched.changes(bucket, h)) for bucket, h in pieces]
-    promised = promised_target(patch, patched.specs)
-    if promised != patch.target_digest:
-        raise TargetMismatch(
-            f"the patch's records lead to {promised}, its index promises {patch.target_digest};"
-            " nothing was written; fetch the patch again"
-        )
+    check_promise(patch, patched.specs)
     return Staged(patch, tuple(writes), fresh)
 
 
@@ -114,11 +109,7 @@ def _restructure(state: MutableMapping[str, Any], staged: Staged) -> None:
 
 
 def _check_writable(state: State, memory: MemoryState, patch: Patch) -> None:
-    structural = patch.index.removed or any(
-        pieces[0][1].kind is Kind.FULL or pieces[0][1].base_shape != pieces[0][1].spec.shape
-        for pieces in patch.heads.values()
-    )
-    if structural and not isinstance(state, MutableMapping):
+    if restructures(patch) and not isinstance(state, MutableMapping):
         raise UnsupportedLayout(
             "the patch adds, removes or reshapes tensors; pass a dict, not a module"
         )

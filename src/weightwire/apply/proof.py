@@ -43,29 +43,55 @@ def stand(
     )
 
 
-def require_base(state: StateReader, patch: Patch) -> None:
-    """Refuse a state that is not the patch's base.
+def check_base(standing: Standing, patch: Patch) -> None:
+    """Refuse a state that does not stand at the patch's base.
 
     Raises:
         BaseMismatch: names the first tensors that differ; nothing has been written.
     """
-    standing = stand(state, patch)
     if not standing.is_base:
         raise BaseMismatch(
             _message(standing.digest, patch.base_digest, standing.wrong_base, "needs")
         )
 
 
-def require_target(state: StateReader, patch: Patch) -> None:
-    """Refuse a state that is not the patch's target.
+def require_base(
+    state: StateReader, patch: Patch, progress: Callable[[int], None] = lambda _: None
+) -> None:
+    """Read the whole state and refuse it if it is not the patch's base.
+
+    Raises:
+        BaseMismatch: names the first tensors that differ; nothing has been written.
+    """
+    check_base(stand(state, patch, progress), patch)
+
+
+def require_target(
+    state: StateReader, patch: Patch, progress: Callable[[int], None] = lambda _: None
+) -> None:
+    """Read the whole state and refuse it if it is not the patch's target.
 
     Raises:
         TargetMismatch: names the first tensors that differ.
     """
-    standing = stand(state, patch)
+    standing = stand(state, patch, progress)
     if not standing.is_target:
         raise TargetMismatch(
             _message(standing.digest, patch.target_digest, standing.wrong_target, "leads to")
+        )
+
+
+def check_promise(patch: Patch, specs: Mapping[str, TensorSpec]) -> None:
+    """Refuse a patch whose records do not lead to the target in its index.
+
+    Raises:
+        TargetMismatch: they lead elsewhere; nothing has been written.
+    """
+    promised = promised_target(patch, specs)
+    if promised != patch.target_digest:
+        raise TargetMismatch(
+            f"the patch's records lead to {promised}, its index promises {patch.target_digest};"
+            " nothing was written; fetch the patch again"
         )
 
 

@@ -73,10 +73,12 @@ class PatchedState:
         return self._kept[1]
 
     def _apply(self, bucket: int, head: RecordHead) -> Bits:
-        changes = self.changes(bucket, head)
+        record = self.patch.record(bucket, head.key)
         if head.kind is Kind.FULL:
-            return changes.bits
-        new: Bits = self._base.read(head.spec.name, head.start, head.stop).copy()
+            return _proven_full(record).bits
+        old = self._base.read(head.spec.name, head.start, head.stop)
+        changes = _proven_changes(record, old)
+        new: Bits = old.copy()
         kernels().scatter(new, changes.positions, changes.bits, default_threads())
         return new
 
