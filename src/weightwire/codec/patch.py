@@ -81,7 +81,7 @@ class Patch:
         self.index = index
         self._source = source
         self._where = where
-        self._kept: tuple[int, list[Record]] = (-1, [])
+        self._kept: tuple[int, dict[str, Record]] = (-1, {})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Patch:
@@ -124,11 +124,19 @@ class Patch:
             yield from parse_bucket(self._checked(entry), f"{self._where}/{entry.file}")
 
     def record(self, bucket: int, key: str) -> Record:
-        """One record by its bucket's number and its key."""
-        for record in self._bucket_records(bucket):
-            if record.head.key == key:
-                return record
-        raise MalformedRecord(f"{self._where}: record {key!r:.200} is gone; fetch the patch again")
+        """One record by its bucket's number and its key.
+
+        Raises:
+            the same as ``records``, and MalformedRecord when there is no such record.
+        """
+        if self._kept[0] != bucket:
+            entry = self.index.buckets[bucket]
+            found = parse_bucket(self._checked(entry), f"{self._where}/{entry.file}")
+            # The last bucket stays: its records are asked for one after another.
+            self._kept = (bucket, {record.head.key: record for record in found})
+        if key not in self._kept[1]:
+            raise MalformedRecord(f"{self._where}: no record {key!r:.200}; fetch the patch again")
+        return self._kept[1][key]
 
     @cached_property
     def heads(self) -> Mapping[str, tuple[tuple[int, RecordHead], ...]]:
@@ -181,14 +189,6 @@ class Patch:
             f"Patch({self.codec}, {self.n_changed:,} of {self.n_elements:,} elements,"
             f" {self.n_bytes:,} bytes, {self.base_digest[:8]} → {self.target_digest[:8]})"
         )
-
-    def _bucket_records(self, number: int) -> list[Record]:
-        """The last bucket asked for stays in memory: its records are asked for one after another."""
-        if self._kept[0] != number:
-            entry = self.index.buckets[number]
-            where = f"{self._where}/{entry.file}"
-            self._kept = (number, list(parse_bucket(self._checked(entry), where)))
-        return self._kept[1]
 
     def _checked(self, entry: BucketEntry) -> bytes:
         raw = self._source.fetch(entry.file, entry.n_bytes)

@@ -65,7 +65,7 @@ class PatchedState:
         if record.head.kind is Kind.FULL:
             return _proven_full(record)
         old = self._base.read(head.spec.name, head.start, head.stop)
-        return _proven_changes(record, old)
+        return proven_changes(record, old)
 
     def _new_bits(self, bucket: int, head: RecordHead) -> Bits:
         if self._kept is None or self._kept[0] is not head:
@@ -77,7 +77,7 @@ class PatchedState:
         if head.kind is Kind.FULL:
             return _proven_full(record).bits
         old = self._base.read(head.spec.name, head.start, head.stop)
-        changes = _proven_changes(record, old)
+        changes = proven_changes(record, old)
         new: Bits = old.copy()
         kernels().scatter(new, changes.positions, changes.bits, default_threads())
         return new
@@ -92,7 +92,13 @@ def _proven_full(record: Record) -> Changes:
     return changes
 
 
-def _proven_changes(record: Record, old: Bits) -> Changes:
+def proven_changes(record: Record, old: Bits) -> Changes:
+    """A record's changes, after its old bits and its new ones were checked.
+
+    Raises:
+        BaseMismatch: ``old`` is not what the patch was made for.
+        TargetMismatch, CorruptStream, MalformedRecord: the patch is not what it says.
+    """
     head = record.head
     found = digest_bits(old, head.start)
     if found != head.base_digest:

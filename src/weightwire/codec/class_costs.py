@@ -1,0 +1,197 @@
+"""What each exponent class of a patch costs: from the model in its records, or counted.
+
+An event is a point of a process in weight space with one event per 2^(2 + rate/8) slots, so an
+element of weight w has one with probability 1 - exp(-w / mean gap). The code length of an element
+is then that of its event, and for a change the sign, the step's token and the token's raw bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from weightwire.codec.patched import proven_changes
+from weightwire.codec.piece import EncodedPiece
+from weightwire.codec.record import Record
+from weightwire.diff.state import StateReader
+from weightwire.errors import MissingTensor
+from weightwire.kernels.contract import N_CLASSES, PROBABILITY_BITS, ClassModel, StepTable
+from weightwire.kernels.reference import DENSE
+from weightwire.kernels.steps import keys_of, raw_bits_of, split_steps, token_of
+from weightwire.model import Bits, DType
+
+_Floats = npt.NDArray[np.float64]
+_Counts = npt.NDArray[np.int64]
+
+_RATE_SHIFT = 24
+_LOG2_FIRST_GAP = 2
+_RATES_PER_OCTAVE = 8
+_SIGN_BITS = 1
+_EXCEPTION_BITS = 64
+"""A step no table can say: its ordinal and its bits, a word each."""
+
+
+@dataclass
+class ClassCost:
+    """Sums over the elements of one class."""
+
+    n_elements: float = 0.0
+    n_changed: float = 0.0
+    n_bits: float = 0.0
+
+
+@dataclass
+class ClassTally:
+    """Sums by element type and key while records go by."""
+
+    costs: dict[tuple[str, int], ClassCost] = field(default_factory=dict)
+
+    def add(
+        self, dtype: DType, base_key: int, elements: _Floats, changed: _Floats, bits: _Floats
+    ) -> None:
+        """Add one value per class, classes standing for the keys from ``base_key`` up."""
+        for number in range(min(N_CLASSES, dtype.key_mask + 1 - base_key)):
+            cost = self.costs.setdefault((dtype.name, base_key + number), ClassCost())
+            cost.n_elements += float(elements[number])
+            cost.n_changed += float(changed[number])
+            cost.n_bits += float(bits[number])
+
+
+def tally_modelled(tally: ClassTally, record: Record) -> None:
+    """Add what a record's model expects, as if every class had all of the chunk's elements.
+
+    How many elements each class has is known only with the base, so densities and bits per change
+    are averages over chunks. Dense chunks have no model and are left out.
+
+    Raises:
+        MalformedRecord: the record's body does not parse.
+    """
+    piece = record.piece()
+    if piece.model is None:
+        return
+    chances, surprisals = _events(piece.model, piece)
+    sizes = _chunk_sizes(piece)[:, None]
+    expected = np.array(piece.model.expected)
+    changed = np.where(expected, 1.0 - chances, chances) * sizes
+    silent = (piece.streams.directory[:, 1] == 0)[:, None]
+    changed = np.where(silent, 0.0, changed)
+    step_bits = np.array([_mean_bits(table) for table in piece.model.steps])
+    bits = np.where(silent, 0.0, surprisals * sizes) + changed * (_SIGN_BITS + step_bits)
+    kept = (piece.streams.directory[:, :1] & DENSE == 0).astype(np.float64)
+    tally.add(
+        record.head.spec.dtype,
+        piece.model.base_key,
+        (sizes * kept * np.ones(N_CLASSES)).sum(axis=0),
+        (changed * kept).sum(axis=0),
+        (bits * kept).sum(axis=0),
+    )
+
+
+def tally_counted(tally: ClassTally, record: Record, base: StateReader) -> None:
+    """Add what every element of a record costs under its model, by decoding it against the base.
+
+    Raises:
+        BaseMismatch, MissingTensor: not the base of this patch.
+        MalformedRecord, CorruptStream: the record is damaged.
+    """
+    head, piece = record.head, record.piece()
+    if head.spec.name not in base.specs:
+        raise MissingTensor(f"the state has no tensor {head.spec.name!r:.200}")
+    if piece.model is None:
+        return
+    old = base.read(head.spec.name, head.start, head.stop)
+    changes = proven_changes(record, old)
+    size = 1 << piece.chunk_log2
+    borders = np.searchsorted(changes.positions, np.arange(0, head.n_elements + size, size))
+    for number, row in enumerate(piece.streams.directory.tolist()):
+        chunk = old[number * size : (number + 1) * size]
+        part = slice(int(borders[number]), int(borders[number + 1]))
+        at = changes.positions[part] - changes.positions.dtype.type(number * size)
+        counted = _Chunk(chunk, at, changes.bits[part], head.spec.dtype)
+        _count_chunk(tally, counted, piece.model, row)
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """A chunk's old bits and its changes."""
+
+    old: Bits
+    positions: Bits
+    bits: Bits
+    dtype: DType
+
+
+def _count_chunk(tally: ClassTally, chunk: _Chunk, model: ClassModel, row: list[int]) -> None:
+    classes = _classes_of(chunk.old, chunk.dtype, model)
+    changed_classes = classes[chunk.positions]
+    elements = np.bincount(classes, minlength=N_CLASSES).astype(np.float64)
+    changed = np.bincount(changed_classes, minlength=N_CLASSES).astype(np.float64)
+    head, n_words = row
+    if n_words == 0:
+        bits = np.zeros(N_CLASSES)
+    elif head & DENSE:
+        bits = elements * 8 * chunk.dtype.n_bytes
+    else:
+        bits = _event_bits(model, head >> _RATE_SHIFT, elements, changed)
+        bits += _step_bits(chunk, model, changed_classes)
+    tally.add(chunk.dtype, model.base_key, elements, changed, bits)
+
+
+def _classes_of(old: Bits, dtype: DType, model: ClassModel) -> npt.NDArray[np.int64]:
+    keys = keys_of(old, dtype).astype(np.int64)
+    return np.clip(keys - model.base_key, 0, N_CLASSES - 1)
+
+
+def _event_bits(model: ClassModel, rate: int, elements: _Floats, changed: _Floats) -> _Floats:
+    """Code length of which elements changed, and of their signs."""
+    chances = _chances(model, np.array([[rate]]))[0]
+    events = np.where(model.expected, elements - changed, changed)
+    bits = -events * np.log2(chances) - (elements - events) * np.log2(1.0 - chances)
+    return np.asarray(bits + changed * _SIGN_BITS)
+
+
+def _step_bits(chunk: _Chunk, model: ClassModel, classes: npt.NDArray[np.int64]) -> _Floats:
+    """Code length of the magnitudes of all steps, by class."""
+    _, magnitudes = split_steps(chunk.old[chunk.positions], chunk.bits, chunk.dtype)
+    values, which = np.unique(np.array(magnitudes, dtype=np.uint64), return_inverse=True)
+    costs = np.array(
+        [[_bits_of(table, token_of(int(value))) for value in values] for table in model.steps]
+    )
+    if not len(values):
+        return np.zeros(N_CLASSES)
+    return np.bincount(classes, weights=costs[classes, which.reshape(-1)], minlength=N_CLASSES)
+
+
+def _bits_of(table: StepTable, token: int) -> float:
+    if token not in table.tokens:
+        return _EXCEPTION_BITS + _bits_of(table, table.tokens[0])
+    frequency = table.frequencies[table.tokens.index(token)]
+    return PROBABILITY_BITS - float(np.log2(frequency)) + raw_bits_of(token)
+
+
+def _mean_bits(table: StepTable) -> float:
+    """Entropy of a step table, with the raw bits of its tokens."""
+    share = np.array(table.frequencies) / (1 << PROBABILITY_BITS)
+    return float(sum(p * _bits_of(table, t) for p, t in zip(share, table.tokens, strict=True)))
+
+
+def _events(model: ClassModel, piece: EncodedPiece) -> tuple[_Floats, _Floats]:
+    """Per chunk and class: the chance of an event, and the mean code length of one element."""
+    chances = _chances(model, piece.streams.directory[:, :1] >> _RATE_SHIFT)
+    others = 1.0 - chances
+    return chances, -chances * np.log2(chances) - others * np.log2(others)
+
+
+def _chances(model: ClassModel, rates: npt.NDArray[np.integer]) -> _Floats:
+    gaps = np.exp2(_LOG2_FIRST_GAP + rates / _RATES_PER_OCTAVE)
+    weights = np.exp2(np.array(model.log2_weights, dtype=np.float64))
+    # Kept off 0 and 1, where the logarithms of the callers end.
+    return np.clip(1.0 - np.exp(-weights / gaps), 1e-12, 1.0 - 1e-12)
+
+
+def _chunk_sizes(piece: EncodedPiece) -> _Counts:
+    size = 1 << piece.chunk_log2
+    starts = np.arange(0, piece.n_elements, size, dtype=np.int64)
+    return np.minimum(size, piece.n_elements - starts)
