@@ -10,9 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sample import Files, State, base_state, target_state
-
 import weightwire as ww
+from sample import Files, State, base_state, target_state
 from weightwire.codec.index import parse_index
 from weightwire.codec.patch import MemoryBuckets, Patch
 from weightwire.errors import WeightwireError

@@ -36,9 +36,7 @@ ATTACKS: list[Attack] = []
 TRICKS: list[FolderTrick] = []
 
 
-def attack(
-    *codecs: str, may_pass: bool = False
-) -> Callable[[MakeFiles], MakeFiles]:
+def attack(*codecs: str, may_pass: bool = False) -> Callable[[MakeFiles], MakeFiles]:
     """Register a generator of forged files; by default against both codecs."""
 
     def register(make: MakeFiles) -> MakeFiles:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -14,12 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 import weightwire as ww
+from weightwire.codec.bucket import FORMAT, bucket_bytes
 from weightwire.codec.index import index_bytes
-from weightwire.codec.patch import Patch
+from weightwire.codec.patch import MemoryBuckets, Patch
 from weightwire.codec.piece import EncodedPiece
-from weightwire.codec.record import Kind, Record, patch_record, record_bytes
+from weightwire.codec.record import Kind, Record, parse_record, patch_record, record_bytes
 from weightwire.codec.writer import MemorySink, PatchWriter
 from weightwire.container import build_header
+from weightwire.errors import WeightwireError
 from weightwire.kernels import kernels
 from weightwire.kernels.contract import N_CLASSES, ONE_STEP, ClassModel
 from weightwire.model import TensorSpec, dtype_named
@@ -44,7 +47,7 @@ class Forgery:
 
     index: dict[str, Any]
     buckets: list[list[tuple[str, bytearray]]]
-    metadata: dict[str, Any] = field(default_factory=dict)
+    codec: str
 
     def files(self) -> Files:
         """The forged folder: lies inside, sound SHA-256 outside."""
@@ -55,7 +58,19 @@ class Forgery:
         records = self.buckets[number]
         byte = dtype_named("U8")
         specs = [TensorSpec(key, byte, (len(raw),)) for key, raw in records]
-        return b"".join([build_header(specs, self.metadata), *(raw for _, raw in records)])
+        return b"".join([build_header(specs, self._metadata(number)), *(raw for _, raw in records)])
+
+    def _metadata(self, number: int) -> dict[str, str]:
+        """Digests that fit the records, as long as these can be read at all."""
+        try:
+            parsed = [
+                parse_record(key, np.frombuffer(raw, np.uint8)) for key, raw in self.buckets[number]
+            ]
+            return json.loads(bucket_bytes(parsed, self.codec)[8:].split(b"}", 1)[0] + b"}}")[
+                "__metadata__"
+            ]
+        except WeightwireError:
+            return {"format": FORMAT, "format_version": "1", "codec": self.codec}
 
     def record(self, name: str) -> bytearray:
         """One record, to be changed in place."""
@@ -112,12 +127,17 @@ def true_files(codec: str) -> Files:
 
 def take_apart(codec: str) -> Forgery:
     """The true patch, ready to be forged."""
+    return deepcopy(_parts(codec))
+
+
+@cache
+def _parts(codec: str) -> Forgery:
     patch = _true_patch(codec)
     index = json.loads(index_bytes(patch.index))
     buckets: list[list[tuple[str, bytearray]]] = [[] for _ in patch.index.buckets]
     for number, record in _numbered(patch):
         buckets[number].append((record.head.key, bytearray(record_bytes(record))))
-    return Forgery(index, buckets, {"format": "weightwire.patch", "format_version": "1"})
+    return Forgery(index, buckets, codec)
 
 
 def _numbered(patch: Patch) -> Iterator[tuple[int, Record]]:
@@ -144,14 +164,7 @@ def _true_patch(codec: str) -> Patch:
         removed=index.removed,
         tied=index.tied,
     )
-    return replace_source(patch, whole, sink.files)
-
-
-def replace_source(patch: Patch, index: Any, files: dict[str, bytes]) -> Patch:
-    """The same kind of patch over other bytes."""
-    from weightwire.codec.patch import MemoryBuckets
-
-    return type(patch)(index, MemoryBuckets(files))
+    return Patch(whole, MemoryBuckets(sink.files))
 
 
 def _with_exceptions(record: Record) -> Record:

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
+#include "buffer.h"
 #include "tables.h"
 
 namespace ww {
@@ -13,23 +13,22 @@ constexpr uint64_t ans_low = uint64_t(1) << 32;
 // Writes words through a pointer: the caller makes room for one word per push.
 class AnsWriter {
   public:
-    void restart(std::vector<uint32_t>& words) {
-        words_ = &words;
-        words.resize(64);
-        next_ = words.data();
+    void restart() {
+        next_ = words_.data();
         state_ = ans_low;
     }
 
     // Room for so many pushes more.
     void reserve(size_t n) {
         const size_t used = n_words();
-        if (words_->size() < used + n) words_->resize(2 * used + n);
-        next_ = words_->data() + used;
+        words_.make_room(used, used + n);
+        next_ = words_.data() + used;
     }
 
     void push_symbol(const Symbol& symbol) {
         spill(uint64_t(symbol.frequency) << (64 - probability_bits));
-        put(symbol);
+        const uint64_t quotient = symbol.divide(state_);
+        state_ = (quotient << probability_bits) + (state_ - quotient * symbol.frequency) + symbol.start;
     }
     void push_raw(uint64_t value, int n_bits) {
         if (n_bits == 0) return;
@@ -44,19 +43,15 @@ class AnsWriter {
         state_ >>= n_bits;
         return value;
     }
-    void push_gap(const Symbol& symbol, uint32_t low_bits, int shift) {
+    void push_gap(const GapSymbol& symbol, uint32_t low_bits, uint32_t shift) {
         spill(uint64_t(symbol.frequency) << (64 - probability_bits - shift));
-        state_ = (state_ << shift) | low_bits;
-        put(symbol);
+        state_ = symbol.push((state_ << shift) | low_bits);
     }
     uint64_t state() const { return state_; }
-    size_t n_words() const { return size_t(next_ - words_->data()); }
+    const uint32_t* words() const { return words_.data(); }
+    size_t n_words() const { return size_t(next_ - words_.data()); }
 
   private:
-    void put(const Symbol& symbol) {
-        const uint64_t quotient = symbol.divide(state_);
-        state_ = (quotient << probability_bits) + (state_ - quotient * symbol.frequency) + symbol.start;
-    }
     // Without a branch: whether a word is due is as good as random.
     void spill(uint64_t bound) {
         const unsigned due = state_ >= bound;
@@ -67,7 +62,7 @@ class AnsWriter {
 
     uint64_t state_ = ans_low;
     uint32_t* next_ = nullptr;
-    std::vector<uint32_t>* words_ = nullptr;
+    Buffer<uint32_t> words_;
 };
 
 // Never reads past stop: once there, it reads the last word again, and finish finds out.
@@ -82,14 +77,14 @@ class AnsReader {
     }
 
     // A whole gap; the state is left below its bound until give_back.
-    uint64_t pop_gap(const GapTable& table, int shift) {
+    uint64_t pop_gap(const GapSlot* slots, uint32_t shift) {
         uint64_t quotient = 0;
-        uint32_t symbol = take(table.symbols, table.of_slot);
+        uint32_t symbol = take_gap_symbol(slots);
         while (__builtin_expect(symbol == continue_symbol, 0)) {
             if (next_ > stop_) throw CorruptStream("stream ends in the middle of a symbol");
             quotient += continue_symbol;
             refill(ans_low);
-            symbol = take(table.symbols, table.of_slot);
+            symbol = take_gap_symbol(slots);
         }
         const uint64_t low_bits = state_ & ((uint64_t(1) << shift) - 1);
         state_ >>= shift;
@@ -100,7 +95,9 @@ class AnsReader {
         state_ = (state_ << n_bits) | value;
     }
     uint32_t pop_symbol(const StepTable& table) {
-        const uint32_t symbol = take(table.symbols, table.of_slot);
+        const uint32_t slot = uint32_t(state_) & (probability_sum - 1);
+        const uint32_t symbol = table.of_slot[slot];
+        state_ = table.symbols[symbol].frequency * (state_ >> probability_bits) + slot - table.symbols[symbol].start;
         refill(ans_low);
         return symbol;
     }
@@ -119,17 +116,16 @@ class AnsReader {
     }
 
   private:
-    uint32_t take(const Symbol* symbols, const uint8_t* of_slot) {
-        const uint32_t slot = uint32_t(state_) & (probability_sum - 1);
-        const uint32_t symbol = of_slot[slot];
-        state_ = symbols[symbol].frequency * (state_ >> probability_bits) + slot - symbols[symbol].start;
-        return symbol;
+    uint32_t take_gap_symbol(const GapSlot* slots) {
+        const GapSlot slot = slots[state_ % probability_sum];
+        state_ = slot.frequency() * (state_ >> probability_bits) + slot.offset();
+        return slot.symbol();
     }
+    // Without a branch, like spill.
     void refill(uint64_t bound) {
-        const uint64_t due = state_ < bound;
-        const uint32_t* word = next_ < stop_ ? next_ : stop_ - 1;
-        const uint64_t mask = -due;
-        state_ = (state_ << (due << 5)) | (*word & mask);
+        const uint64_t longer = (state_ << 32) | *(next_ < stop_ ? next_ : stop_ - 1);
+        const bool due = state_ < bound;
+        state_ = due ? longer : state_;
         next_ += due;
     }
 

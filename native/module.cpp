@@ -8,11 +8,13 @@
 #include <memory>
 #include <string>
 
-#include "compact.h"
+#include "compact_decode.h"
+#include "compact_encode.h"
 #include "digest.h"
 #include "dlpack.h"
 #include "parallel.h"
 #include "plain.h"
+#include "survey.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -93,15 +95,11 @@ std::pair<Out<int64_t>, Out<int64_t>> survey(In<typename K::Bits> old, In<typena
     auto by_token = std::make_unique<int64_t[]>(n_keys * n_tokens);
     {
         nb::gil_scoped_release release;
-        for (size_t r = 0; r < starts.size(); r++)
-            for (size_t i = starts.data()[r]; i < stops.data()[r] && i < old.size(); i++) {
-                const auto a = old.data()[i], b = now.data()[i];
-                const uint32_t key = K::key(a);
-                by_key[key]++;
-                if (a == b) continue;
-                bool negative;
-                by_token[key * n_tokens + token_of(split_step<K>(a, b, negative))]++;
-            }
+        Survey<K> sample(by_key.get(), by_token.get());
+        for (size_t r = 0; r < starts.size(); r++) {
+            const size_t start = starts.data()[r], stop = std::min<size_t>(stops.data()[r], old.size());
+            if (start < stop) sample.add_run(old.data() + start, now.data() + start, stop - start);
+        }
     }
     return {to_numpy(std::move(by_key), n_keys), to_numpy(std::move(by_token), n_keys * n_tokens)};
 }

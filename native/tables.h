@@ -51,9 +51,44 @@ struct Symbol {
     Divider divide;
 };
 
+// A symbol as the writer wants it: state / frequency by one wide multiply, right below 2^63, which no
+// state reaches here: a gap's frequency is at most 2^10, and a state stays below frequency * 2^52.
+struct GapSymbol {
+    uint64_t reciprocal;
+    uint16_t frequency, rest, bias;  // rest: 2^12 less the frequency
+    uint16_t shift;
+
+    GapSymbol() = default;
+    GapSymbol(uint32_t start, uint32_t count)
+        : reciprocal(~uint64_t(0)), frequency(uint16_t(count)), rest(uint16_t(probability_sum - count)),
+          bias(uint16_t(start)), shift(0) {
+        if (count == 1) {  // the multiply then gives one less than the state
+            bias = uint16_t(start + probability_sum - 1);
+            return;
+        }
+        shift = uint16_t(31 - __builtin_clz(count - 1));
+        reciprocal = uint64_t((((unsigned __int128)1 << (64 + shift)) + count - 1) / count);
+    }
+    uint64_t push(uint64_t state) const {
+        const uint64_t quotient = uint64_t(((unsigned __int128)state * reciprocal) >> 64) >> shift;
+        return state + bias + quotient * rest;
+    }
+};
+
+// What the reader finds at a slot: symbol, the slot's offset in it, and its frequency, in one load.
+struct GapSlot {
+    uint32_t packed;
+
+    GapSlot() = default;
+    GapSlot(uint32_t symbol, uint32_t offset, uint32_t frequency) : packed(symbol | offset << 8 | frequency << 20) {}
+    uint32_t symbol() const { return packed & 0xFF; }
+    uint32_t offset() const { return (packed >> 8) & (probability_sum - 1); }
+    uint32_t frequency() const { return packed >> 20; }
+};
+
 struct GapTable {
-    Symbol symbols[continue_symbol + 1];
-    uint8_t of_slot[probability_sum];
+    GapSymbol symbols[continue_symbol + 1];
+    GapSlot slots[probability_sum];
 
     explicit GapTable(uint32_t decay_q16) {
         uint64_t tail = uint64_t(probability_sum) << 16;
@@ -64,10 +99,9 @@ struct GapTable {
         }
         cumulative[continue_symbol + 1] = probability_sum;
         for (int s = 0; s <= continue_symbol; s++) {
-            symbols[s].start = uint16_t(cumulative[s]);
-            symbols[s].frequency = uint16_t(cumulative[s + 1] - cumulative[s]);
-            symbols[s].divide = Divider(symbols[s].frequency);
-            std::memset(of_slot + cumulative[s], s, symbols[s].frequency);
+            const uint32_t start = cumulative[s], frequency = cumulative[s + 1] - start;
+            symbols[s] = GapSymbol(start, frequency);
+            for (uint32_t i = 0; i < frequency; i++) slots[start + i] = GapSlot(uint32_t(s), i, frequency);
         }
     }
 };

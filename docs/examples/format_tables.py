@@ -9,7 +9,6 @@ elements, taken apart byte by byte, and decoded with a reader that tells every o
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -82,7 +81,8 @@ def worked_example() -> str:
         _changes_table(),
         f"The record of `w` has {len(record_bytes(record))} bytes:",
         _fenced("\n".join(_annotated(record))),
-        "Decoding the chunk. `x` is the state of the coder:",
+        "Decoding the chunk. `x` is the state of the coder; so little is coded that it never falls"
+        " below a bound, and no word is read from a stream:",
         _fenced("\n".join(_decoded(record))),
         _digest_sentences(record),
     ]
@@ -101,7 +101,10 @@ def _grid(bits: Bits) -> str:
 
 
 def _changes_table() -> str:
-    lines = ["| position | old bits | new bits | old ordered | new ordered | step |", "|---" * 6 + "|"]
+    lines = [
+        "| position | old bits | new bits | old ordered | new ordered | step |",
+        "|---" * 6 + "|",
+    ]
     for position, value in CHANGES.items():
         pair = np.array([old_bits()[position], value], dtype="<u2")
         before, after = steps.to_ordered(pair, BF16).tolist()
@@ -170,7 +173,9 @@ def _decoded(record: Record) -> list[str]:
     ends = np.cumsum([1 << weight for weight in weights]).tolist()
     reader, end, changed = TellingReader(words), 0, []
     fraction, shift = (head >> 24) % 8, (head >> 24) // 8
-    told = [f"rate {head >> 24} = 8 * {shift} + {fraction}: k = {shift} raw bits, gap table {fraction}"]
+    told = [
+        f"rate {head >> 24} = 8 * {shift} + {fraction}: k = {shift} raw bits, gap table {fraction}"
+    ]
     for _ in range(head & 0x1FFFFF):
         gap = reader.pop_gap(gaps.GAP_CUMULATIVE[fraction], gaps.CONTINUE, shift)
         reader.tell(
@@ -195,7 +200,11 @@ def _decoded(record: Record) -> list[str]:
         step = (steps.magnitude_of(token, 0) + 1) * (-1 if signs >> ordinal & 1 else 1)
         reader.tell(f"element {element}: token {token} ({how}), step {step:+d}")
     reader.finish(len(words) - 1)
-    return [*told, *reader.told, "x = 2^32 and no word is left before the signs: the chunk is sound"]
+    return [
+        *told,
+        *reader.told,
+        "x = 2^32 and no word is left before the signs: the chunk is sound",
+    ]
 
 
 def _digest_sentences(record: Record) -> str:
@@ -213,10 +222,11 @@ SECTIONS = {"gap tables": gap_tables, "worked example": worked_example}
 def filled(document: str) -> str:
     """The document with every marked section made anew."""
     for name, make in SECTIONS.items():
-        pattern = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
-        if len(pattern.findall(document)) != 1:
+        begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
+        if document.count(begin) != 1 or document.count(end) != 1:
             raise SystemExit(f"{DOCUMENT} needs exactly one section {name!r}")
-        document = pattern.sub(lambda found, text=make(): f"{found[1]}\n{text}\n\n{found[2]}", document)
+        before, rest = document.split(begin)
+        document = f"{before}{begin}\n{make()}\n\n{end}{rest.split(end)[1]}"
     return document
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
+from importlib.metadata import version as _version
 
 from weightwire import errors
 from weightwire.codec.patch import Patch
@@ -21,4 +21,4 @@ __all__ = [
     "merge",
     "use_backend",
 ]
-__version__ = version("weightwire")
+__version__ = _version("weightwire")

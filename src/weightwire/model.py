@@ -102,7 +102,9 @@ class TensorSpec:
             raise LimitExceeded(f"tensor name longer than {limits.MAX_NAME_BYTES} bytes")
         if len(self.shape) > limits.MAX_DIMS:
             raise LimitExceeded(f"{self.name!r} has {len(self.shape)} dimensions")
-        if any(extent < 0 for extent in self.shape) or self.n_elements > limits.MAX_ELEMENTS:
+        # Extents of empty tensors count too: no library can make one that is 2^60 wide.
+        n_spanned = math.prod(max(extent, 1) for extent in self.shape)
+        if any(extent < 0 for extent in self.shape) or n_spanned > limits.MAX_ELEMENTS:
             raise LimitExceeded(f"{self.name!r} has shape {self.shape}")
 
     @property

@@ -49,7 +49,7 @@ def check_base(standing: Standing, patch: Patch) -> None:
     Raises:
         BaseMismatch: names the first tensors that differ; nothing has been written.
     """
-    if not standing.is_base:
+    if not standing.is_base or standing.wrong_base:
         raise BaseMismatch(
             _message(standing.digest, patch.base_digest, standing.wrong_base, "needs")
         )
@@ -122,10 +122,20 @@ def _without_aliases(
     """The digest a state has where tied names are stored once; copies of them must agree."""
     tied = patch.index.tied
     if any(
-        tensors.get(alias, tensors.get(name)) != tensors.get(name) for alias, name in tied.items()
+        alias in tensors
+        and _kind_and_bits(specs, tensors, alias) != _kind_and_bits(specs, tensors, name)
+        for alias, name in tied.items()
     ):
         return ""
     return combine((specs[name], digest) for name, digest in tensors.items() if name not in tied)
+
+
+def _kind_and_bits(
+    specs: Mapping[str, TensorSpec], tensors: Mapping[str, TensorDigest], name: str
+) -> tuple[object, ...]:
+    if name not in specs:
+        return ()
+    return specs[name].dtype, specs[name].shape, tensors[name]
 
 
 def _differing(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from weightwire import limits
-from weightwire.codec.record import Record, parse_record, record_bytes
+from weightwire.codec.record import KIND_OF_CODEC, Kind, Record, parse_record, record_bytes
 from weightwire.container import build_header, parse_header
 from weightwire.digest import TensorDigest, combine
 from weightwire.errors import LimitExceeded, MalformedHeader, NotAPatch, UnsupportedVersion
@@ -53,10 +53,23 @@ def parse_bucket(file_bytes: bytes, where: str) -> Iterator[Record]:
     header = parse_header(file_bytes, where)
     check_format(header.metadata.get("format"), header.metadata.get("format_version"), where)
     data = np.frombuffer(file_bytes, dtype=np.uint8)[header.data_start :]
+    records = []
     for key, entry in header.entries.items():
         if entry.spec.dtype.name != "U8" or len(entry.spec.shape) != 1:
             raise MalformedHeader(f"{where}: {key!r:.200} is not a record; fetch the patch again")
-        yield parse_record(key, data[entry.start : entry.stop])
+        records.append(parse_record(key, data[entry.start : entry.stop]))
+    _check_metadata(header.metadata, records, where)
+    yield from records
+
+
+def _check_metadata(metadata: Mapping[str, str], records: Sequence[Record], where: str) -> None:
+    """What a bucket says of itself is read by people and tools that never decode it."""
+    found = _combined(records, base=True), _combined(records, base=False)
+    if found != (metadata.get("base_digest"), metadata.get("target_digest")):
+        raise MalformedHeader(f"{where}: its metadata has other digests; fetch the patch again")
+    kinds = {Kind.FULL, KIND_OF_CODEC.get(metadata.get("codec", ""))}
+    if not {record.head.kind for record in records} <= kinds:
+        raise MalformedHeader(f"{where}: its metadata names another codec; fetch the patch again")
 
 
 def check_format(name: object, version: object, where: str) -> None:

@@ -7,6 +7,8 @@ is then that of its event, and for a change the sign, the step's token and the t
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,10 +19,10 @@ from weightwire.codec.piece import EncodedPiece
 from weightwire.codec.record import Record
 from weightwire.diff.state import StateReader
 from weightwire.errors import MissingTensor
-from weightwire.kernels.contract import N_CLASSES, PROBABILITY_BITS, ClassModel, StepTable
+from weightwire.kernels.contract import N_CLASSES, N_TOKENS, PROBABILITY_BITS, ClassModel, StepTable
 from weightwire.kernels.reference import DENSE
-from weightwire.kernels.steps import keys_of, raw_bits_of, split_steps, token_of
-from weightwire.model import Bits, DType
+from weightwire.kernels.steps import keys_of, raw_bits_of, split_steps
+from weightwire.model import Bits, Changes, DType
 
 _Floats = npt.NDArray[np.float64]
 _Counts = npt.NDArray[np.int64]
@@ -29,6 +31,7 @@ _RATE_SHIFT = 24
 _LOG2_FIRST_GAP = 2
 _RATES_PER_OCTAVE = 8
 _SIGN_BITS = 1
+_BLOCK = 1 << 20
 _EXCEPTION_BITS = 64
 """A step no table can say: its ordinal and its bits, a word each."""
 
@@ -102,73 +105,105 @@ def tally_counted(tally: ClassTally, record: Record, base: StateReader) -> None:
     if piece.model is None:
         return
     old = base.read(head.spec.name, head.start, head.stop)
-    changes = proven_changes(record, old)
-    size = 1 << piece.chunk_log2
-    borders = np.searchsorted(changes.positions, np.arange(0, head.n_elements + size, size))
-    for number, row in enumerate(piece.streams.directory.tolist()):
-        chunk = old[number * size : (number + 1) * size]
-        part = slice(int(borders[number]), int(borders[number + 1]))
-        at = changes.positions[part] - changes.positions.dtype.type(number * size)
-        counted = _Chunk(chunk, at, changes.bits[part], head.spec.dtype)
-        _count_chunk(tally, counted, piece.model, row)
+    counted = _Counted(old, proven_changes(record, old), head.spec.dtype, piece.model, piece)
+    is_dense = (piece.streams.directory[:, :1] & DENSE) != 0
+    is_coded = (piece.streams.directory[:, 1:] != 0) & ~is_dense
+    elements, changed = counted.elements(), counted.changed()
+    bits = np.where(is_coded, _event_bits(piece.model, piece, elements, changed), 0.0)
+    bits += np.where(is_dense, elements * 8.0 * head.spec.dtype.n_bytes, 0.0)
+    total = bits.sum(axis=0) + counted.step_bits(is_coded[:, 0])
+    tally.add(
+        head.spec.dtype,
+        piece.model.base_key,
+        elements.sum(axis=0).astype(np.float64),
+        changed.sum(axis=0).astype(np.float64),
+        total,
+    )
 
 
 @dataclass(frozen=True)
-class _Chunk:
-    """A chunk's old bits and its changes."""
+class _Counted:
+    """A decoded piece, counted in blocks so that index arrays stay small."""
 
     old: Bits
-    positions: Bits
-    bits: Bits
+    changes: Changes
     dtype: DType
+    model: ClassModel
+    piece: EncodedPiece
+
+    def elements(self) -> _Counts:
+        """Elements by chunk and class."""
+        total = self._zeros()
+        for start in range(0, len(self.old), _BLOCK):
+            block = self.old[start : start + _BLOCK]
+            total += self._by_chunk(np.arange(start, start + len(block)), block)
+        return total
+
+    def changed(self) -> _Counts:
+        """Changes by chunk and class."""
+        total = self._zeros()
+        for at, _ in self._blocks():
+            total += self._by_chunk(at.astype(np.int64), self.old[at])
+        return total
+
+    def step_bits(self, is_coded: npt.NDArray[np.bool_]) -> _Floats:
+        """Code length of the magnitudes of all coded steps, by class."""
+        costs = np.array([[_bits_of(t, n) for n in range(N_TOKENS)] for t in self.model.steps])
+        total = np.zeros(N_CLASSES)
+        for at, bits in self._blocks():
+            coded = is_coded[at.astype(np.int64) >> self.piece.chunk_log2]
+            old, new = self.old[at[coded]], bits[coded]
+            _, magnitudes = split_steps(old, new, self.dtype)
+            tokens = tokens_of(np.array(magnitudes, dtype=np.uint64))
+            classes = self._classes(old)
+            weights = costs[classes, tokens]
+            total += np.bincount(classes, weights=weights, minlength=N_CLASSES)
+        return total
+
+    def _zeros(self) -> _Counts:
+        return np.zeros((len(self.piece.streams.directory), N_CLASSES), dtype=np.int64)
+
+    def _blocks(self) -> Iterator[tuple[Bits, Bits]]:
+        for start in range(0, len(self.changes), _BLOCK):
+            part = slice(start, start + _BLOCK)
+            yield self.changes.positions[part], self.changes.bits[part]
+
+    def _classes(self, old: Bits) -> _Counts:
+        keys = keys_of(old, self.dtype).astype(np.int64)
+        return np.clip(keys - self.model.base_key, 0, N_CLASSES - 1)
+
+    def _by_chunk(self, at: _Counts, old: Bits) -> _Counts:
+        n_chunks = len(self.piece.streams.directory)
+        cells = (at >> self.piece.chunk_log2) * N_CLASSES + self._classes(old)
+        counts = np.bincount(cells, minlength=n_chunks * N_CLASSES)
+        return counts.astype(np.int64).reshape(n_chunks, N_CLASSES)
 
 
-def _count_chunk(tally: ClassTally, chunk: _Chunk, model: ClassModel, row: list[int]) -> None:
-    classes = _classes_of(chunk.old, chunk.dtype, model)
-    changed_classes = classes[chunk.positions]
-    elements = np.bincount(classes, minlength=N_CLASSES).astype(np.float64)
-    changed = np.bincount(changed_classes, minlength=N_CLASSES).astype(np.float64)
-    head, n_words = row
-    if n_words == 0:
-        bits = np.zeros(N_CLASSES)
-    elif head & DENSE:
-        bits = elements * 8 * chunk.dtype.n_bytes
-    else:
-        bits = _event_bits(model, head >> _RATE_SHIFT, elements, changed)
-        bits += _step_bits(chunk, model, changed_classes)
-    tally.add(chunk.dtype, model.base_key, elements, changed, bits)
-
-
-def _classes_of(old: Bits, dtype: DType, model: ClassModel) -> npt.NDArray[np.int64]:
-    keys = keys_of(old, dtype).astype(np.int64)
-    return np.clip(keys - model.base_key, 0, N_CLASSES - 1)
-
-
-def _event_bits(model: ClassModel, rate: int, elements: _Floats, changed: _Floats) -> _Floats:
+def _event_bits(
+    model: ClassModel, piece: EncodedPiece, elements: _Counts, changed: _Counts
+) -> _Floats:
     """Code length of which elements changed, and of their signs."""
-    chances = _chances(model, np.array([[rate]]))[0]
+    chances = _chances(model, piece.streams.directory[:, :1] >> _RATE_SHIFT)
     events = np.where(model.expected, elements - changed, changed)
     bits = -events * np.log2(chances) - (elements - events) * np.log2(1.0 - chances)
     return np.asarray(bits + changed * _SIGN_BITS)
 
 
-def _step_bits(chunk: _Chunk, model: ClassModel, classes: npt.NDArray[np.int64]) -> _Floats:
-    """Code length of the magnitudes of all steps, by class."""
-    _, magnitudes = split_steps(chunk.old[chunk.positions], chunk.bits, chunk.dtype)
-    values, which = np.unique(np.array(magnitudes, dtype=np.uint64), return_inverse=True)
-    costs = np.array(
-        [[_bits_of(table, token_of(int(value))) for value in values] for table in model.steps]
-    )
-    if not len(values):
-        return np.zeros(N_CLASSES)
-    return np.bincount(classes, weights=costs[classes, which.reshape(-1)], minlength=N_CLASSES)
+def tokens_of(magnitudes: npt.NDArray[np.uint64]) -> _Counts:
+    """What ``token_of`` gives for each; large ones lose low bits first, to fit a double exactly."""
+    is_large = magnitudes >> np.uint64(53) != 0
+    reduced = np.where(is_large, magnitudes >> np.uint64(11), magnitudes)
+    exponents = np.frexp(reduced.astype(np.float64))[1].astype(np.int64) - 1 + 11 * is_large
+    halves = magnitudes >> np.maximum(exponents - 1, 0).astype(np.uint64) & np.uint64(1)
+    tokens = 2 * exponents + halves.astype(np.int64)
+    return np.where(magnitudes < 4, magnitudes.astype(np.int64), tokens)
 
 
 def _bits_of(table: StepTable, token: int) -> float:
     if token not in table.tokens:
         return _EXCEPTION_BITS + _bits_of(table, table.tokens[0])
     frequency = table.frequencies[table.tokens.index(token)]
-    return PROBABILITY_BITS - float(np.log2(frequency)) + raw_bits_of(token)
+    return PROBABILITY_BITS - math.log2(frequency) + raw_bits_of(token)
 
 
 def _mean_bits(table: StepTable) -> float:

@@ -17,7 +17,7 @@ from weightwire.errors import LimitExceeded, MalformedHeader, NotAPatch
 INDEX_FILE = "patch.json"
 _HEX_128 = re.compile(r"[0-9a-f]{32}")
 _HEX_256 = re.compile(r"[0-9a-f]{64}")
-_BUCKET_FILE = re.compile(r"bucket-\d{5,7}\.safetensors")
+_BUCKET_FILE = re.compile(r"bucket-[0-9]{5,7}\.safetensors")
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ elements of each class change; with it, every element is counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from weightwire.codec.class_costs import ClassTally, tally_counted, tally_modelled
@@ -77,9 +77,13 @@ class PatchSummary:
 
 
 def inspect_patch(
-    patch: Patch, base: StateReader | None = None, *, by_class: bool = False
+    patch: Patch,
+    base: StateReader | None = None,
+    *,
+    by_class: bool = False,
+    progress: Callable[[int], None] = lambda _: None,
 ) -> PatchSummary:
-    """Read a whole patch and sum it up.
+    """Read a whole patch and sum it up; ``progress`` is told the dense bytes records stand for.
 
     Raises:
         RetryError: the patch is damaged.
@@ -92,6 +96,7 @@ def inspect_patch(
         sizes[name] = sizes.get(name, 0) + len(record_bytes(record))
         if by_class and record.head.kind is Kind.COMPACT:
             _tally(tally, record, base)
+        progress(record.head.n_elements * record.head.spec.dtype.n_bytes)
     return PatchSummary(
         tensors=tuple(_tensors(patch, sizes)),
         classes=tuple(_classes(tally)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -78,11 +78,10 @@ def _merge_plain(patches: Sequence[Patch], writer: PatchWriter) -> PatchIndex:
         )
     unchanged: dict[str, str] = {}
     for name in _names(patches):
-        records = [_records_of(patch, name) for patch in patches]
-        if not any(records):
+        versions = [patch for patch in patches if name in patch.heads]
+        if not versions:
             unchanged[name] = patches[-1].index.unchanged[name]
-            continue
-        for record in _merge_tensor([found for found in records if found]):
+        for record in _merge_tensor(versions, name):
             writer.add(record)
     last = patches[-1].index
     return writer.finish(
@@ -108,20 +107,16 @@ def _removed(patches: Sequence[Patch]) -> list[str]:
     return [name for name in gone if name not in there]
 
 
-def _records_of(patch: Patch, name: str) -> list[Record]:
-    return [patch.record(bucket, head.key) for bucket, head in patch.heads.get(name, ())]
-
-
-def _merge_tensor(versions: list[list[Record]]) -> list[Record]:
-    """Net records of one tensor: later bits win; a FULL record forgets what was before it."""
-    for number in reversed(range(len(versions))):
-        if versions[number][0].head.kind is Kind.FULL:
-            versions = versions[number:]
-            break
-    pieces = list(zip(*versions, strict=False))
-    if any(len(version) != len(pieces) for version in versions):
+def _merge_tensor(patches: Sequence[Patch], name: str) -> Iterator[Record]:
+    """Net records of one tensor, a piece at a time; a FULL record forgets what was before it."""
+    fulls = [n for n, patch in enumerate(patches) if patch.heads[name][0][1].kind is Kind.FULL]
+    patches = patches[fulls[-1] :] if fulls else patches
+    versions = [patch.heads[name] for patch in patches]
+    if len({len(version) for version in versions}) > 1:
         raise IncompatiblePatches("patches cut their tensors differently; merge them with a base")
-    return [_merge_piece(piece) for piece in pieces]
+    for pieces in zip(*versions, strict=True):
+        found = zip(patches, pieces, strict=True)
+        yield _merge_piece([patch.record(bucket, head.key) for patch, (bucket, head) in found])
 
 
 def _merge_piece(records: Sequence[Record]) -> Record:

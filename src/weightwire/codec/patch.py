@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from functools import cached_property
@@ -14,7 +15,7 @@ from typing import Protocol
 from weightwire import limits
 from weightwire.codec.bucket import parse_bucket
 from weightwire.codec.index import INDEX_FILE, BucketEntry, PatchIndex, index_bytes, parse_index
-from weightwire.codec.record import Record, RecordHead
+from weightwire.codec.record import KIND_OF_CODEC, Kind, Record, RecordHead
 from weightwire.container import read_bytes
 from weightwire.errors import (
     HashMismatch,
@@ -40,8 +41,14 @@ class MemoryBuckets:
         self._files = files
 
     def fetch(self, file: str, n_bytes: int) -> bytes:
-        """The bucket's bytes."""
+        """The bucket's bytes.
+
+        Raises:
+            TruncatedFile: there is no such bucket.
+        """
         del n_bytes
+        if file not in self._files:
+            raise TruncatedFile(f"{file}: the index names it, it is not there; fetch it again")
         return self._files[file]
 
 
@@ -58,13 +65,18 @@ class FolderBuckets:
             TruncatedFile: the file is missing or has another length than the index says.
         """
         try:
-            descriptor = os.open(self._folder / file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            # Without O_NONBLOCK, opening a pipe that nobody writes to would wait for ever.
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            descriptor = os.open(self._folder / file, flags)
         except OSError as error:
             raise TruncatedFile(
                 f"{self._folder / file}: {error.strerror}; fetch it again"
             ) from None
         try:
-            n_found = os.fstat(descriptor).st_size
+            found = os.fstat(descriptor)
+            n_found = found.st_size
+            if not stat.S_ISREG(found.st_mode):
+                raise TruncatedFile(f"{self._folder / file}: not a regular file; fetch it again")
             if n_found != n_bytes:
                 raise TruncatedFile(
                     f"{self._folder / file}: {n_found} bytes, the index says {n_bytes}; fetch it again"
@@ -207,8 +219,13 @@ class Patch:
         names = {*pieces, *self.index.unchanged}
         if len(names) != len(pieces) + len(self.index.unchanged):
             raise MalformedRecord(f"{self._where}: a tensor is both changed and unchanged")
-        if names & {*self.index.removed} or names & {*self.index.tied}:
+        removed, tied = {*self.index.removed}, {*self.index.tied}
+        if names & removed or names & tied or removed & tied:
             raise MalformedRecord(f"{self._where}: a tensor is both there and removed or tied")
+        if len(names) != self.index.n_tensors:
+            raise MalformedRecord(f"{self._where}: records and index disagree on the tensors")
+        if any(head.kind not in (Kind.FULL, KIND_OF_CODEC[self.codec]) for head in heads):
+            raise MalformedRecord(f"{self._where}: a record is not coded as the index says")
         if not {*self.index.tied.values()} <= names:
             raise MalformedRecord(f"{self._where}: a tensor is tied to one that is not there")
 

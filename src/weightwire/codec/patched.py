@@ -15,7 +15,7 @@ from weightwire.codec.piece import default_threads
 from weightwire.codec.record import Kind, Record, RecordHead
 from weightwire.diff.state import StateReader
 from weightwire.digest import TensorDigest, digest_at, digest_bits
-from weightwire.errors import BaseMismatch, MissingTensor, TargetMismatch
+from weightwire.errors import BaseMismatch, MalformedHeader, MissingTensor, TargetMismatch
 from weightwire.kernels import kernels
 from weightwire.model import Bits, Changes, TensorSpec
 
@@ -122,7 +122,8 @@ def _check_target(head: RecordHead, found: TensorDigest) -> None:
 
 
 def _target_specs(base: Mapping[str, TensorSpec], patch: Patch) -> dict[str, TensorSpec]:
-    specs = {name: spec for name, spec in base.items() if name not in patch.index.removed}
+    removed = {*patch.index.removed}
+    specs = {name: spec for name, spec in base.items() if name not in removed}
     for alias in patch.index.tied:
         specs.pop(alias, None)
     for name, pieces in patch.heads.items():
@@ -136,6 +137,8 @@ def _target_specs(base: Mapping[str, TensorSpec], patch: Patch) -> dict[str, Ten
     extra = specs.keys() - patch.heads.keys() - patch.index.unchanged.keys()
     if extra:
         raise BaseMismatch(f"the state has a tensor {min(extra)!r} that the patch does not know")
+    if sum(spec.n_elements for spec in specs.values()) != patch.n_elements:
+        raise MalformedHeader("the index lies about its number of elements; fetch the patch again")
     return specs
 
 

@@ -170,6 +170,8 @@ def _parse_record(key: str, raw: npt.NDArray[np.uint8]) -> Record:
         base_shape,
     )
     _check_head(head, len(raw) - at)
+    if head.kind is Kind.FULL and raw[at + head.n_elements * head.spec.dtype.n_bytes :].any():
+        raise MalformedRecord("the padding after its elements is not zero")
     return Record(head, raw[at:])
 
 
@@ -202,3 +204,8 @@ def _check_head(head: RecordHead, n_body: int) -> None:
         n_body != n_full + -n_full % 4 or head.n_changed != head.n_elements
     ):
         raise MalformedRecord(f"{n_body} bytes for {head.n_elements} whole elements")
+    if head.kind is Kind.FULL and (head.base_digest, head.base_shape) != (
+        TensorDigest(),
+        head.spec.shape,
+    ):
+        raise MalformedRecord("a whole tensor has no base, this one names one")

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from itertools import islice
 
 from weightwire.codec.index import PatchIndex
-from weightwire.codec.piece import encode_piece
+from weightwire.codec.piece import CODECS, encode_piece
 from weightwire.codec.record import Kind, Record, RecordHead, full_record, patch_record
 from weightwire.codec.writer import BucketSink, PatchWriter
 from weightwire.diff.state import StateReader
 from weightwire.digest import TensorDigest, combine, digest_bits, piece_ranges
+from weightwire.errors import StopError
 from weightwire.model import Bits, TensorSpec
 
 Progress = Callable[[int], None]
@@ -60,6 +61,8 @@ def diff_states(
     Raises:
         StopError: a codec or element type that does not exist.
     """
+    if codec not in CODECS:
+        raise StopError(f"no codec {codec!r}; choose one of: {', '.join(CODECS)}")
     return _Diff(base, target, PatchWriter(sink, codec), codec, n_threads).run(progress)
 
 

@@ -18,6 +18,7 @@ class MemoryState:
 
     def __init__(self, tensors: Iterable[tuple[str, Any]]) -> None:
         self.views: dict[str, TensorView] = {}
+        self._specs: dict[str, TensorSpec] = {}
         self._ties: dict[str, str] = {}
         first_name: dict[object, str] = {}
         for name, tensor in tensors:
@@ -26,7 +27,7 @@ class MemoryState:
     @property
     def specs(self) -> Mapping[str, TensorSpec]:
         """Every tensor that is not an alias."""
-        return {name: view.spec for name, view in self.views.items()}
+        return self._specs
 
     @property
     def ties(self) -> Mapping[str, str]:
@@ -45,6 +46,7 @@ class MemoryState:
             return
         first_name.setdefault(view.storage, name)
         self.views[name] = view
+        self._specs[name] = view.spec
 
 
 def tensors_of(state: State) -> Iterable[tuple[str, Any]]:

@@ -87,14 +87,22 @@ class TensorView:
         Raises:
             UnsupportedLayout: the memory is read-only.
         """
-        if not self.array.flags.writeable:
-            raise UnsupportedLayout(f"{self.spec.name!r} is read-only; pass writable tensors")
+        self.require_writable()
         if self.array.flags.c_contiguous:
             flat = self.array.reshape(-1)[start:]
             kernels().scatter(flat, changes.positions, changes.bits, n_threads)
             return
         places = np.unravel_index(changes.positions.astype(np.int64) + start, self.array.shape)
         self.array[places] = changes.bits
+
+    def require_writable(self) -> None:
+        """Say so before anything is written.
+
+        Raises:
+            UnsupportedLayout: the memory is read-only.
+        """
+        if not self.array.flags.writeable:
+            raise UnsupportedLayout(f"{self.spec.name!r} is read-only; pass writable tensors")
 
 
 def view_tensor(name: str, tensor: Any) -> TensorView:
@@ -111,7 +119,10 @@ def view_tensor(name: str, tensor: Any) -> TensorView:
     if hasattr(tensor, "__dlpack__"):
         return _view_dlpack(name, tensor)
     if np.isscalar(tensor) or isinstance(tensor, np.generic):
-        return _view_numpy(name, np.asarray(tensor))
+        scalar = np.asarray(tensor)
+        # A number is no memory of anyone's: what is written to this copy would be lost.
+        scalar.flags.writeable = False
+        return _view_numpy(name, scalar)
     raise UnsupportedLayout(
         f"{name!r} is a {type(tensor).__name__}; pass NumPy arrays, torch CPU tensors or DLPack"
     )

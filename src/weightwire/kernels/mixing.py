@@ -59,8 +59,7 @@ def digest_limbs(limbs: _Words, indices: _Longs) -> tuple[int, int]:
     places = (indices & _U64(255)).astype(np.intp)
     keyed = [(limbs + _PLACE_KEYS[row][places]).astype(np.uint64) for row in range(3)]
     lanes = (
-        np.sum(block_multipliers(lane, blocks) * (keyed[0] * keyed[1 + lane]))
-        for lane in range(2)
+        np.sum(block_multipliers(lane, blocks) * (keyed[0] * keyed[1 + lane])) for lane in range(2)
     )
     low, high = (int(lane) for lane in lanes)
     return low, high

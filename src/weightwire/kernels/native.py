@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
-import weightwire._native as _native
+from weightwire import _native
 from weightwire.errors import CorruptStream
 from weightwire.kernels.contract import N_TOKENS, ClassModel, Streams, Survey, sample_runs
 from weightwire.model import Bits, Changes, DType

@@ -72,6 +72,7 @@ class ReferenceKernels:
         n_threads: int,
     ) -> Changes:
         del n_threads
+        _check_payload(4 * int(streams.directory[:, 1].sum(dtype=np.uint64)), streams)
         words = streams.payload.view("<u4").tolist()
         positions, bits, first = [], [], 0
         for number, (head, n_words) in enumerate(streams.directory.tolist()):
@@ -95,11 +96,16 @@ class ReferenceKernels:
         self, n_elements: int, dtype: DType, streams: Streams, n_threads: int
     ) -> Changes:
         del n_threads
+        heads = streams.directory.ravel().tolist()
+        lengths = [min(PLAIN_CHUNK, n_elements - s) for s in range(0, n_elements, PLAIN_CHUNK)]
+        sizes = [
+            plain_chunk_bytes(head, n, dtype.n_bytes)
+            for head, n in zip(heads, lengths, strict=True)
+        ]
+        _check_payload(sum(sizes), streams)
         positions, bits, first = [], [], 0
-        for number, head in enumerate(streams.directory.ravel().tolist()):
+        for number, (head, n, n_bytes) in enumerate(zip(heads, lengths, sizes, strict=True)):
             start = number * PLAIN_CHUNK
-            n = min(PLAIN_CHUNK, n_elements - start)
-            n_bytes = plain_chunk_bytes(head, n, dtype.n_bytes)
             part = streams.payload[first : first + n_bytes]
             at, new = _decode_plain_chunk(head, n, dtype, part)
             positions.append(at + np.uint64(start))
@@ -119,6 +125,11 @@ class ReferenceKernels:
     def digest_at(self, positions: Bits, bits: Bits, first_index: int) -> tuple[int, int]:
         indices = positions.astype(np.uint64) + np.uint64(first_index)
         return mixing.digest_limbs(*mixing.to_limbs(bits, indices))
+
+
+def _check_payload(n_promised: int, streams: Streams) -> None:
+    if n_promised != len(streams.payload):
+        raise CorruptStream("payload does not match its directory")
 
 
 def _gather(chunks: list[tuple[list[int], bytes]], n_changed: int) -> Streams:

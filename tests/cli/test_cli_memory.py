@@ -1,0 +1,26 @@
+"""Memory does not grow with the model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "memory.py"
+BOUND_BYTES = 48 << 20
+
+
+def peaks(folder: Path, n_megabytes: int) -> dict[str, int]:
+    """Each command's peak memory on a checkpoint of this size."""
+    command = [sys.executable, str(SCRIPT), "--folder", str(folder), "--json"]
+    command += ["--megabytes", str(n_megabytes), "--hidden", "1024"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    return {run["command"]: run["n_peak_bytes"] for run in json.loads(done.stdout)}
+
+
+def test_four_times_the_model_takes_about_the_same_memory(tmp_path: Path) -> None:
+    small, large = peaks(tmp_path, 64), peaks(tmp_path, 256)
+    growth = {command: large[command] - small[command] for command in small}
+    assert max(growth.values()) < BOUND_BYTES, growth
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,69 @@
+"""Choosing a backend: forced, by environment, never silently another one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import weightwire as ww
+from weightwire.errors import BackendMissing
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_both_backends_load_here() -> None:
+    assert ww.available_backends() == ["native", "reference"]
+    assert ww.backend() == "native"
+
+
+def test_forced_backend_is_used_until_it_is_freed() -> None:
+    ww.use_backend("reference")
+    try:
+        assert ww.backend() == "reference"
+    finally:
+        ww.use_backend(None)
+    assert ww.backend() == "native"
+
+
+@pytest.mark.parametrize("name", ["triton", "", "Native"])
+def test_missing_backend_is_an_error(name: str) -> None:
+    with pytest.raises(BackendMissing, match="choose one of"):
+        ww.use_backend(name)
+    assert ww.backend() == "native"
+
+
+def test_environment_forces_a_backend() -> None:
+    found = run_python(
+        "import weightwire; print(weightwire.backend())", WEIGHTWIRE_BACKEND="reference"
+    )
+    assert found.stdout == "reference\n"
+
+
+def test_missing_backend_in_the_environment_is_an_error() -> None:
+    code = "import weightwire as ww, numpy as np; ww.digest({'a': np.zeros(3)})"
+    found = run_python(code, WEIGHTWIRE_BACKEND="cuda")
+    assert found.returncode == 1
+    assert "BackendMissing" in found.stderr
+
+
+def test_native_backend_that_does_not_load_is_an_error_and_not_the_slow_one() -> None:
+    code = (
+        "import sys; sys.modules['weightwire._native'] = None\n"
+        "import weightwire as ww, numpy as np\n"
+        "assert ww.available_backends() == ['reference']\n"
+        "ww.digest({'a': np.zeros(3)})"
+    )
+    found = run_python(code)
+    assert found.returncode == 1
+    assert "BackendMissing" in found.stderr
