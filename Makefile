@@ -38,7 +38,7 @@ clean:
 	find src tests attacks examples docs -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Editable, so that Python changes count at once; changed native sources are built anew.
-$(INSTALLED): pyproject.toml CMakeLists.txt $(wildcard native/*)
+$(INSTALLED): pyproject.toml CMakeLists.txt $(wildcard native/*.h native/*.cpp)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 	  || { echo "Weightwire needs Python 3.10 or newer: make PYTHON=/path/to/python3"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -1,7 +1,7 @@
-// What both directions of the compact codec share: heads, places in a window, and working in turns.
+// What both directions of the compact codec share: heads, and working in turns.
 #pragma once
 
-#include <algorithm>
+#include <cstddef>
 
 #include "ans.h"
 #include "scan.h"
@@ -14,28 +14,6 @@ constexpr uint32_t head_reserved = 1u << 23;
 constexpr uint32_t head_events = head_dense - 1;
 
 constexpr int exception_words(size_t n_bytes) { return n_bytes == 8 ? 3 : 2; }
-
-// Finding intervals in a group: with vectors for whole groups, one by one for the tail of a tensor.
-template <class K>
-struct Places {
-    const Weights& weights;
-    VectorWeights vectors;
-    explicit Places(const Weights& w) : weights(w), vectors(w) {}
-
-    uint32_t before(const typename K::Bits* group, size_t place, bool whole) const {
-        if constexpr (has_vector_find<K>)
-            if (__builtin_expect(whole, 1)) return weight_before<K>(group, place, vectors);
-        (void)whole;
-        return weight_before_any<K>(group, place, weights);
-    }
-
-    Hit find(const typename K::Bits* group, uint32_t slot, bool whole) const {
-        if constexpr (has_vector_find<K>)
-            if (__builtin_expect(whole, 1)) return find_in_group<K>(group, slot, vectors);
-        (void)whole;
-        return find_in_group_any<K>(group, slot, weights);
-    }
-};
 
 // How many chunks one thread codes in turns. Coding is a chain of dependent steps: while one chunk waits
 // for its multiply, the others go on.

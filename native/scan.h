@@ -2,9 +2,13 @@
 // of 64 and every group of 8, and which elements to look at. Nothing is kept per element.
 #pragma once
 
-#include "scan_any.h"
+#if defined(__ARM_NEON) && defined(__aarch64__)
 #include "scan_neon.h"
+#elif defined(__x86_64__)
 #include "scan_x86.h"
+#else
+#include "scan_scalar.h"
+#endif
 
 namespace ww {
 

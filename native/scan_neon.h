@@ -1,19 +1,14 @@
 // The scan of whole blocks with NEON, for element types whose keys fit a byte.
 #pragma once
 
-#include "scan_any.h"
-
-#if defined(__ARM_NEON) && defined(__aarch64__)
 #include <arm_neon.h>
-#define WW_NEON 1
+
+#include "scan_any.h"
 
 namespace ww {
 
 template <class K>
 constexpr bool has_vector_scan = K::key_mask != 0 && K::key_mask <= 0xFF && sizeof(typename K::Bits) <= 4;
-
-template <class K>
-constexpr bool has_vector_find = has_vector_scan<K>;
 
 // Bit i of the result: is byte i of the four vectors set?
 inline uint64_t bits_of_masks(uint8x16_t a, uint8x16_t b, uint8x16_t c, uint8x16_t d) {
@@ -45,7 +40,8 @@ inline uint8x16_t keys16(const typename K::Bits* p) {
     const uint8x16_t mask = vdupq_n_u8(K::key_mask);
     if constexpr (sizeof(typename K::Bits) == 1) {
         return vandq_u8(vshrq_n_u8(vld1q_u8(p), K::key_shift), mask);
-    } else if constexpr (sizeof(typename K::Bits) == 2 && K::key_shift <= 8) {
+    } else if constexpr (sizeof(typename K::Bits) == 2 && K::key_shift == 7) {
+        // Doubled, the key is the high byte: unlike shifts, adding and picking bytes run on both vector units.
         const uint16x8_t a = vld1q_u16(p), b = vld1q_u16(p + 8);
         return vandq_u8(vuzp2q_u8(vreinterpretq_u8_u16(vaddq_u16(a, a)), vreinterpretq_u8_u16(vaddq_u16(b, b))), mask);
     } else if constexpr (sizeof(typename K::Bits) == 2) {
@@ -201,6 +197,30 @@ inline Hit find_in_group(const typename K::Bits* group, uint32_t slot, const Vec
     return {place, least / 8, uint32_t(log2_weights >> (8 * place)) & 15};
 }
 
-}  // namespace ww
+// Finding intervals in a group: with vectors for whole groups, one by one for the tail of a tensor.
+template <class K>
+class Places {
+  public:
+    using T = typename K::Bits;
 
-#endif
+    explicit Places(const Weights& weights) : weights_(weights), vectors_(weights) {}
+
+    uint32_t before(const T* group, size_t place, bool whole) const {
+        if constexpr (has_vector_scan<K>)
+            if (__builtin_expect(whole, 1)) return weight_before<K>(group, place, vectors_);
+        (void)whole;
+        return weight_before_any<K>(group, place, weights_);
+    }
+    Hit find(const T* group, uint32_t slot, bool whole) const {
+        if constexpr (has_vector_scan<K>)
+            if (__builtin_expect(whole, 1)) return find_in_group<K>(group, slot, vectors_);
+        (void)whole;
+        return find_in_group_any<K>(group, slot, weights_);
+    }
+
+  private:
+    const Weights& weights_;
+    const VectorWeights vectors_;
+};
+
+}  // namespace ww

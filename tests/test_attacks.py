@@ -14,7 +14,7 @@ from judge import HARMLESS, judge_files
 from registry import ATTACKS, TRICKS, Attack, FolderTrick
 from sample import take_apart, true_files
 
-N_MOST = {"native": 700, "reference": 120}
+N_MOST = {"native": 300, "reference": 60}
 """Cases of one attack tried here; ``python attacks/run.py`` tries them all."""
 
 _RUNS = [(attack, codec) for attack in ATTACKS for codec in attack.codecs]

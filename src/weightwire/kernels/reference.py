@@ -60,7 +60,7 @@ class ReferenceKernels:
             _encode_chunk(old[s : s + size], new[s : s + size], dtype, model)
             for s in range(0, len(old), size)
         ]
-        return _gather(chunks, int(np.count_nonzero(old != new)))
+        return _gather(chunks, 2, int(np.count_nonzero(old != new)))
 
     def decode_compact(
         self,
@@ -90,7 +90,7 @@ class ReferenceKernels:
             _encode_plain_chunk(old[s : s + PLAIN_CHUNK], new[s : s + PLAIN_CHUNK])
             for s in range(0, len(old), PLAIN_CHUNK)
         ]
-        return _gather(chunks, int(np.count_nonzero(old != new)))
+        return _gather(chunks, 1, int(np.count_nonzero(old != new)))
 
     def decode_plain(
         self, n_elements: int, dtype: DType, streams: Streams, n_threads: int
@@ -132,8 +132,7 @@ def _check_payload(n_promised: int, streams: Streams) -> None:
         raise CorruptStream("payload does not match its directory")
 
 
-def _gather(chunks: list[tuple[list[int], bytes]], n_changed: int) -> Streams:
-    width = len(chunks[0][0]) if chunks else 1
+def _gather(chunks: list[tuple[list[int], bytes]], width: int, n_changed: int) -> Streams:
     rows = np.array([row for row, _ in chunks], dtype=np.uint32).reshape(len(chunks), width)
     payload = np.frombuffer(b"".join(body for _, body in chunks), dtype=np.uint8)
     return Streams(rows, payload, n_changed)
