@@ -11,7 +11,6 @@ from typing import TypeAlias
 
 import numpy as np
 
-from weightwire import limits
 from weightwire.checkpoint.companions import copy_companions
 from weightwire.checkpoint.disk import LocalDisk, sync_folder
 from weightwire.checkpoint.file_names import INDEX_NAME, temporary_sibling
@@ -19,6 +18,7 @@ from weightwire.checkpoint.reader import Checkpoint
 from weightwire.checkpoint.rename import check_output, put_in_place, remove
 from weightwire.checkpoint.shard_index import build_index
 from weightwire.container import build_header
+from weightwire.digest import piece_ranges
 from weightwire.errors import MalformedRecord
 from weightwire.model import Bits, TensorSpec
 
@@ -53,7 +53,7 @@ def write_checkpoint(
 
     Tensors keep their shard and order, new ones join the last shard, and the files beside the
     weights are copied. ``resolve`` is called in file order with rising ranges of at most
-    ``limits.PIECE_ELEMENTS``. ``out`` is complete or absent at every moment, power cuts included.
+    a piece. ``out`` is complete or absent at every moment, power cuts included.
 
     Raises:
         OutputExists: ``out`` exists and may not be replaced.
@@ -134,8 +134,7 @@ def _write_shard(path: Path, shard: _Shard, resolve: Resolve, progress: Progress
 def _write_tensor(
     file_descriptor: int, spec: TensorSpec, resolve: Resolve, progress: Progress | None
 ) -> None:
-    for start in range(0, spec.n_elements, limits.PIECE_ELEMENTS):
-        stop = min(start + limits.PIECE_ELEMENTS, spec.n_elements)
+    for start, stop in piece_ranges(spec) if spec.n_elements else ():
         bits = resolve(spec.name, start, stop)
         _check_bits(spec, stop - start, bits)
         data = np.ascontiguousarray(bits, spec.dtype.bits_dtype).view(np.uint8).data

@@ -49,12 +49,13 @@ def build_model(survey: Survey, dtype: DType) -> ClassModel:
     expected = 2 * n_changed > n_elements
     n_events = np.where(expected, n_elements - n_changed, n_changed)
     nearest = _nearest_present(n_elements)
+    tables = _step_tables(by_token, max_token(dtype))
     log2_weights = _log2_weights(n_events.tolist(), n_elements.tolist())
     return ClassModel(
         base_key=base_key,
         log2_weights=(*(log2_weights[c] for c in nearest[:-1]), 0),
         expected=(*(bool(expected[c]) for c in nearest[:-1]), False),
-        steps=tuple(_step_table(by_token[c], max_token(dtype)) for c in nearest),
+        steps=tuple(tables[c] for c in nearest),
     )
 
 
@@ -86,10 +87,9 @@ def _base_key(n_by_key: npt.NDArray[np.int64]) -> int:
 
 def _nearest_present(n_elements: npt.NDArray[np.int64]) -> list[int]:
     """For each class the nearest one the sample has seen: what the unseen ones go by."""
-    present = np.flatnonzero(n_elements)
-    if len(present) == 0:
-        return list(range(N_CLASSES))
-    return [int(present[np.argmin(np.abs(present - c))]) for c in range(N_CLASSES)]
+    present = np.flatnonzero(n_elements).tolist() or list(range(N_CLASSES))
+    seen = set(present)
+    return [c if c in seen else min(present, key=lambda p: abs(p - c)) for c in range(N_CLASSES)]
 
 
 def _log2_weights(n_events: list[int], n_elements: list[int]) -> list[int]:
@@ -116,17 +116,25 @@ def _rounded_log2(numerator: int, denominator: int) -> int:
     return ((power if reached else power - 1) + 1) // 2
 
 
-def _step_table(counts: npt.NDArray[np.int64], max_token: int) -> StepTable:
-    total, main = int(counts.sum()), int(counts.argmax())
-    if total == 0:
-        return ONE_STEP
-    if (total - int(counts[main])) * _RARE_TO_SKIP_CODING <= total:
-        return StepTable((main,), (PROBABILITY_SUM,))
-    seen = np.flatnonzero(counts)
-    first = max(0, int(seen[0]) - _SPARE_TOKENS)
-    last = min(max_token, int(seen[-1]) + _SPARE_TOKENS)
-    tokens = tuple(range(first, last + 1))
-    return StepTable(tokens, _normalised([int(counts[t]) for t in tokens]))
+def _step_tables(by_token: npt.NDArray[np.int64], last_token: int) -> list[StepTable]:
+    totals, mains = by_token.sum(axis=1).tolist(), by_token.argmax(axis=1).tolist()
+    peaks = by_token.max(axis=1).tolist()
+    return [
+        ONE_STEP
+        if total == 0
+        else StepTable((main,), (PROBABILITY_SUM,))
+        if (total - peak) * _RARE_TO_SKIP_CODING <= total
+        else _coded_table(by_token[c].tolist(), last_token)
+        for c, (total, main, peak) in enumerate(zip(totals, mains, peaks, strict=True))
+    ]
+
+
+def _coded_table(counts: list[int], last_token: int) -> StepTable:
+    """A table of all tokens the sample has shown in a class, and a few beyond on either side."""
+    seen = [token for token, count in enumerate(counts) if count]
+    first = max(0, seen[0] - _SPARE_TOKENS)
+    last = min(last_token, seen[-1] + _SPARE_TOKENS)
+    return StepTable(tuple(range(first, last + 1)), _normalised(counts[first : last + 1]))
 
 
 def _normalised(counts: list[int]) -> tuple[int, ...]:

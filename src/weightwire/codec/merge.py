@@ -39,6 +39,10 @@ def merge_states(
     """
     check_chain(patches)
     if base is None:
+        if codec not in (None, "plain"):
+            raise IncompatiblePatches(
+                f"a {codec} patch needs a base to be made; give it with --base"
+            )
         return _merge_plain(patches, PatchWriter(sink, "plain"))
     state = base
     for patch in patches:

@@ -88,7 +88,7 @@ class TensorView:
             UnsupportedLayout: the memory is read-only.
         """
         self.require_writable()
-        if self.array.flags.c_contiguous:
+        if self.array.flags.c_contiguous and self.array.flags.aligned:
             flat = self.array.reshape(-1)[start:]
             kernels().scatter(flat, changes.positions, changes.bits, n_threads)
             return

@@ -115,7 +115,8 @@ def _width(bits: Bits) -> str:
 
 
 def _flat(array: Any) -> Any:
-    return np.ascontiguousarray(array)
+    """Contiguous and at an address that is a multiple of the element size, copied if it must be."""
+    return np.require(array, requirements=("C_CONTIGUOUS", "ALIGNED"))
 
 
 def _aligned(payload: Any) -> Any:
