@@ -23,6 +23,6 @@ copy=$(mktemp -d)
 cp -r attacks tests pyproject.toml "$copy"
 cd "$copy"
 "$work/venv/bin/python" attacks/run.py
-"$work/venv/bin/python" -m pytest -q -p no:cacheprovider tests/fuzz tests/kernels/test_parity.py
+"$work/venv/bin/python" -m pytest -q -p no:cacheprovider tests/fuzz tests/kernels/test_parity.py tests/apply tests/test_digest.py
 rm -r "$copy"
 echo "no report of a sanitizer"

@@ -36,6 +36,10 @@ _CHANGES_PER_CHUNK_LOG2 = 12
 """A chunk aims at 2^12 changes: its 20 bytes of overhead stay below 1 %."""
 
 
+UNUSED_MODEL = ClassModel(0, (0,) * N_CLASSES, (False,) * N_CLASSES, (ONE_STEP,) * N_CLASSES)
+"""The shortest model there is, for pieces without a coded chunk."""
+
+
 def build_model(survey: Survey, dtype: DType) -> ClassModel:
     """Choose how to code a piece that looks like this.
 

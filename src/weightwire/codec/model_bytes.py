@@ -105,7 +105,10 @@ def _parse_frequencies(cursor: _Cursor, count: int) -> tuple[int, ...]:
     frequencies = []
     for _ in range(count):
         low = cursor.byte()
-        frequencies.append(low if low < 0x80 else low & 0x7F | cursor.byte() << 7)
+        frequency = low if low < 0x80 else low & 0x7F | cursor.byte() << 7
+        if low >= 0x80 and frequency < 0x80:
+            raise MalformedRecord("a step table says a small frequency in two bytes")
+        frequencies.append(frequency)
     if sum(frequencies) != PROBABILITY_SUM or 0 in frequencies:
         raise MalformedRecord("a step table's frequencies do not sum to 4096")
     return tuple(frequencies)

@@ -6,12 +6,15 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from weightwire import limits
-from weightwire.codec.classes import build_model, choose_chunk_log2
+from weightwire.codec.classes import UNUSED_MODEL, build_model, choose_chunk_log2
 from weightwire.codec.model_bytes import model_bytes
 from weightwire.errors import CorruptStream, LimitExceeded, StopError
 from weightwire.kernels import kernels
 from weightwire.kernels.contract import ClassModel, Streams
+from weightwire.kernels.reference import DENSE
 from weightwire.model import Bits, Changes, DType
 
 Codec = Literal["compact", "plain"]
@@ -73,6 +76,9 @@ def encode_piece(
     survey = kernels().survey(old, new, dtype)
     model, chunk_log2 = build_model(survey, dtype), choose_chunk_log2(survey)
     streams = kernels().encode_compact(old, new, dtype, model, chunk_log2, threads)
+    if np.isin(streams.directory[:, 0], (0, DENSE)).all():
+        # Nothing was coded with it: small tensors need not carry a model they do not use.
+        model = UNUSED_MODEL
     return EncodedPiece(len(old), model, chunk_log2, streams)
 
 

@@ -30,12 +30,17 @@ class PatchWriter:
         self._codec = codec
         self._n_bucket_bytes = n_bucket_bytes
         self._records: list[Record] = []
+        self._keys: set[str] = set()
         self._n_pending = 0
         self._entries: list[BucketEntry] = []
         self._n_changed = 0
 
     def add(self, record: Record) -> None:
         """Append one record; may close a bucket."""
+        if record.head.key in self._keys:
+            # A tensor may be called like another one's later piece; they then go to two buckets.
+            self._close_bucket()
+        self._keys.add(record.head.key)
         self._records.append(record)
         self._n_changed += record.head.n_changed
         self._n_pending += len(record.body)
@@ -77,6 +82,7 @@ class PatchWriter:
         self._sink.put(file, raw)
         self._entries.append(BucketEntry(file, len(raw), hashlib.sha256(raw).hexdigest()))
         self._records, self._n_pending = [], 0
+        self._keys.clear()
 
 
 class MemorySink:
