@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from registry import trick
+from weightwire.codec.index import seal
 
 _BUCKET = "bucket-00000.safetensors"
 
@@ -47,7 +48,8 @@ def a_bucket_that_is_a_folder(folder: Path) -> None:
     index = (folder / "patch.json").read_bytes()
     size = (folder / _BUCKET).stat().st_size
     old, new = f'"n_bytes":{n_bytes}'.encode(), f'"n_bytes":{size}'.encode()
-    (folder / "patch.json").write_bytes(index.replace(old, new, 1))
+    unsealed = index[: index.rindex(b',"sha256":')] + b"}"
+    (folder / "patch.json").write_bytes(seal(unsealed.replace(old, new, 1)))
 
 
 @trick

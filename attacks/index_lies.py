@@ -82,7 +82,7 @@ def keys_given_twice(codec: str) -> Iterator[Files]:
 def fields_of_another_type(codec: str) -> Iterator[Files]:
     """A field is missing or has a type that no writer gives it."""
     index = json.loads(true_files(codec).index)
-    for field in index:
+    for field in index.keys() - {"sha256"}:
         yield Files(as_json({k: v for k, v in index.items() if k != field}), {})
         for value in (None, 7, "x", [7], {"x": 7}, [["x"]], [None]):
             yield _with_index(codec, **{field: value})

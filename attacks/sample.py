@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 import weightwire as ww
 from weightwire.codec.bucket import FORMAT, bucket_bytes
-from weightwire.codec.index import index_bytes
+from weightwire.codec.index import index_bytes, seal
 from weightwire.codec.patch import MemoryBuckets, Patch
 from weightwire.codec.piece import EncodedPiece
 from weightwire.codec.record import Kind, Record, parse_record, patch_record, record_bytes
@@ -98,9 +98,10 @@ def sealed(index: dict[str, Any], buckets: list[bytes]) -> Files:
     return Files(as_json({**index, "buckets": entries}), named)
 
 
-def as_json(value: object) -> bytes:
-    """JSON as the writer of patches has it."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+def as_json(index: dict[str, Any]) -> bytes:
+    """An index as the writer of patches has it, with the right SHA-256 of itself."""
+    fields = {name: value for name, value in index.items() if name != "sha256"}
+    return seal(json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode())
 
 
 def base_state() -> State:

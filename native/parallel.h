@@ -4,6 +4,7 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -27,7 +28,11 @@ void run_jobs(size_t n_jobs, size_t n_threads, MakeWorker make_worker) {
     };
     if (n_threads > n_jobs) n_threads = n_jobs;
     std::vector<std::thread> threads;
-    for (size_t t = 1; t < n_threads; t++) threads.emplace_back(work);
+    try {
+        for (size_t t = 1; t < n_threads; t++) threads.emplace_back(work);
+    } catch (const std::system_error&) {
+        // The system gives no more threads: those there are do all the work.
+    }
     work();
     for (auto& thread : threads) thread.join();
     if (failure) std::rethrow_exception(failure);

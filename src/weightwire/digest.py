@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from weightwire.codec.piece import default_threads, piece_elements
+from weightwire.codec.piece import piece_elements, thread_count
 from weightwire.diff.state import StateReader
 from weightwire.kernels import kernels
 from weightwire.model import Bits, TensorSpec
@@ -38,7 +38,7 @@ class TensorDigest:
 
 def digest_bits(bits: Bits, first_index: int = 0, *, n_threads: int | None = None) -> TensorDigest:
     """Digest of a run of elements that starts at ``first_index`` of its tensor."""
-    return TensorDigest(*kernels().digest(bits, first_index, n_threads or default_threads()))
+    return TensorDigest(*kernels().digest(bits, first_index, thread_count(n_threads)))
 
 
 def digest_at(positions: Bits, bits: Bits, first_index: int = 0) -> TensorDigest:

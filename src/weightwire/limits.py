@@ -11,6 +11,9 @@ MAX_INDEX_BYTES = 64 << 20
 MAX_JSON_DEPTH = 16
 """Our JSON nests four levels; deep nesting only serves to exhaust the parser's stack."""
 
+MAX_JSON_VALUES = 1 << 23
+"""Eight per tensor of the largest state; bounds the parser's memory to some 500 MB."""
+
 MAX_TENSORS = 1 << 20
 """Largest number of tensors in a state: ten times the largest mixture-of-experts model."""
 

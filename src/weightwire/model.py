@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weightwire import limits
-from weightwire.errors import LimitExceeded, UnsupportedDType
+from weightwire.errors import LimitExceeded, StopError, UnsupportedDType
 
 Bits: TypeAlias = npt.NDArray[np.unsignedinteger]
 """A tensor's elements as a flat array of unsigned integers of the same width."""
@@ -89,6 +89,11 @@ def dtype_coded(code: int) -> DType:
     return _BY_CODE[code]
 
 
+def _is_unicode(name: str) -> bool:
+    """Lone surrogates can stand in a Python string, but in no file."""
+    return not any("\ud800" <= character <= "\udfff" for character in name)
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """A tensor without its data."""
@@ -98,7 +103,9 @@ class TensorSpec:
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if len(self.name.encode("utf-8", "surrogatepass")) > limits.MAX_NAME_BYTES:
+        if not isinstance(self.name, str) or not _is_unicode(self.name):
+            raise StopError(f"a tensor cannot be called {self.name!r:.80}; use a Unicode string")
+        if len(self.name.encode()) > limits.MAX_NAME_BYTES:
             raise LimitExceeded(f"tensor name longer than {limits.MAX_NAME_BYTES} bytes")
         if len(self.shape) > limits.MAX_DIMS:
             raise LimitExceeded(f"{self.name!r} has {len(self.shape)} dimensions")

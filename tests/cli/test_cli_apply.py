@@ -23,6 +23,7 @@ from sample_runs import (
 import weightwire
 from weightwire.apply.files import apply_in_place, apply_to_new
 from weightwire.checkpoint.disk import LocalDisk
+from weightwire.codec.index import seal
 from weightwire.errors import BaseMismatch
 
 
@@ -153,7 +154,8 @@ def test_an_index_that_promises_another_target_is_refused(tmp_path: Path) -> Non
     pair = make_pair(tmp_path)
     digest = weightwire.Patch.load(pair.patch).target_digest
     index = pair.patch / "patch.json"
-    index.write_text(index.read_text().replace(digest, "0" * 32))
+    lying = index.read_bytes().replace(digest.encode(), b"0" * 32)
+    index.write_bytes(seal(lying[: lying.rindex(b',"sha256":')] + b"}"))
     for where in (["--in-place"], ["-o", tmp_path / "out"]):
         outcome = run("apply", pair.base, pair.patch, *where, "--json")
         assert outcome.json["error"]["type"] == "TargetMismatch"

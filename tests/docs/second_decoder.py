@@ -70,7 +70,11 @@ State = dict[str, Tensor]
 
 def apply_folder(folder: Path, base: State) -> State:
     """The state that a patch folder makes of ``base``."""
-    index = json.loads((folder / "patch.json").read_text(encoding="utf-8"))
+    text = (folder / "patch.json").read_bytes()
+    index = json.loads(text)
+    unsealed = text[: text.rindex(b',"sha256":"')] + b"}"
+    seal = f',"sha256":"{hashlib.sha256(unsealed).hexdigest()}"}}\n'.encode()
+    must(text == unsealed[:-1] + seal, "SHA-256 of the index")
     return apply_patch(index, lambda file: (folder / file).read_bytes(), base)
 
 

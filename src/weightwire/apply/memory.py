@@ -12,7 +12,7 @@ from weightwire.apply.proof import check_promise, require_base, require_target
 from weightwire.apply.structure import is_fresh, restructures
 from weightwire.codec.patch import Patch
 from weightwire.codec.patched import PatchedState
-from weightwire.codec.piece import default_threads
+from weightwire.codec.piece import thread_count
 from weightwire.diff.memory import MemoryState, State, tensors_of
 from weightwire.diff.views import new_like
 from weightwire.digest import digest_tensor
@@ -96,7 +96,7 @@ def activate(state: State, staged: Staged, *, n_threads: int | None = None) -> N
     memory = _open(state, staged.patch)
     for name, start, changes in staged.writes:
         for each in (name, *staged.copies.get(name, ())):
-            memory.views[each].write(start, changes, n_threads or default_threads())
+            memory.views[each].write(start, changes, thread_count(n_threads))
     if isinstance(state, MutableMapping):
         _restructure(state, staged, made)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from weightwire import limits
 from weightwire.codec.bucket import FORMAT, FORMAT_VERSION, check_format
 from weightwire.codec.piece import CODECS
 from weightwire.container import parse_json
-from weightwire.errors import LimitExceeded, MalformedHeader, NotAPatch
+from weightwire.errors import HashMismatch, LimitExceeded, MalformedHeader, NotAPatch
 
 INDEX_FILE = "patch.json"
 _HEX_128 = re.compile(r"[0-9a-f]{32}")
@@ -70,7 +71,7 @@ def index_bytes(index: PatchIndex) -> bytes:
         "removed": list(index.removed),
         "tied": dict(index.tied),
     }
-    return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+    return seal(json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode())
 
 
 def parse_index(text: bytes, where: str) -> PatchIndex:
@@ -78,13 +79,25 @@ def parse_index(text: bytes, where: str) -> PatchIndex:
 
     Raises:
         NotAPatch, UnsupportedVersion: not an index we read.
+        HashMismatch: not the bytes that were written.
         MalformedHeader, LimitExceeded: one that lies.
     """
     value = parse_json(text, where, limits.MAX_INDEX_BYTES)
     if not isinstance(value, dict):
         raise NotAPatch(f"{where}: not a patch index")
     check_format(value.get("format"), value.get("format_version"), where)
+    unsealed = text[: 1 - len(seal(b"{}"))] + b"}"
+    if text != seal(unsealed):
+        raise HashMismatch(
+            f"{where}: not the bytes its own SHA-256 was made of; fetch the patch again"
+        )
     return _Parser(value, where).index()
+
+
+def seal(json_object: bytes) -> bytes:
+    """An index file: a JSON object with the SHA-256 of its bytes as one more, last field."""
+    field_bytes = b',"sha256":"' + hashlib.sha256(json_object).hexdigest().encode() + b'"}\n'
+    return json_object[:-1] + field_bytes
 
 
 class _Parser:

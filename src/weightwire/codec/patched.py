@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from weightwire.codec.patch import Patch
-from weightwire.codec.piece import default_threads
+from weightwire.codec.piece import thread_count
 from weightwire.codec.record import Kind, Record, RecordHead
 from weightwire.diff.state import StateReader
 from weightwire.digest import TensorDigest, digest_at, digest_bits
@@ -79,7 +79,7 @@ class PatchedState:
         old = self._base.read(head.spec.name, head.start, head.stop)
         changes = proven_changes(record, old)
         new: Bits = old.copy()
-        kernels().scatter(new, changes.positions, changes.bits, default_threads())
+        kernels().scatter(new, changes.positions, changes.bits, thread_count())
         return new
 
     def _empty(self, name: str) -> Bits:

@@ -52,9 +52,17 @@ def piece_elements(dtype: DType) -> int:
     return min(limits.PIECE_ELEMENTS, limits.PIECE_BYTES // dtype.n_bytes)
 
 
-def default_threads() -> int:
-    """One thread per processor this process may run on."""
-    return len(os.sched_getaffinity(0))
+def thread_count(n_threads: int | None = None) -> int:
+    """So many threads as asked for; by default one per processor this process may run on.
+
+    Raises:
+        StopError: fewer than one.
+    """
+    if n_threads is None:
+        return len(os.sched_getaffinity(0))
+    if n_threads < 1:
+        raise StopError(f"{n_threads} threads; give at least one, or none for all processors")
+    return n_threads
 
 
 def encode_piece(
@@ -68,7 +76,7 @@ def encode_piece(
     """
     if len(old) > limits.MAX_PIECE_ELEMENTS:
         raise LimitExceeded(f"a piece of {len(old)} elements; split it")
-    threads = n_threads or default_threads()
+    threads = thread_count(n_threads)
     if codec == "plain":
         return EncodedPiece(len(old), None, 16, kernels().encode_plain(old, new, threads))
     if codec != "compact":
@@ -91,7 +99,7 @@ def decode_piece(
         CorruptStream: the streams are not ones an encoder writes.
         StopError: a compact piece without its old bits.
     """
-    threads = n_threads or default_threads()
+    threads = thread_count(n_threads)
     if piece.model is None:
         changes = kernels().decode_plain(piece.n_elements, dtype, piece.streams, threads)
         _check_count(int((piece.streams.directory & 0xFFFFFF).sum()), piece)

@@ -26,11 +26,14 @@ def parse_json(text: bytes, where: str, max_bytes: int) -> object:
     numbers and lone surrogates are refused. Depth is measured before parsing: the parser recurses.
 
     Raises:
-        LimitExceeded: longer than ``max_bytes`` or nested deeper than ``limits.MAX_JSON_DEPTH``.
+        LimitExceeded: longer than ``max_bytes``, nested deeper than ``limits.MAX_JSON_DEPTH``, or of
+            more values than ``limits.MAX_JSON_VALUES``.
         MalformedHeader: not UTF-8, not JSON, or JSON that parsers read in different ways.
     """
     if len(text) > max_bytes:
         raise LimitExceeded(f"{where}: {len(text)} bytes of JSON; at most {max_bytes} are read")
+    if text.count(b",") >= limits.MAX_JSON_VALUES:
+        raise LimitExceeded(f"{where}: JSON of more than {limits.MAX_JSON_VALUES} values")
     _check_depth(text, where)
     value = _loads(text, where)
     if _SURROGATE_ESCAPE.search(text):
