@@ -77,7 +77,12 @@ size_t chunk_count(size_t n, int chunk_log2) {
     return (n + (size_t(1) << chunk_log2) - 1) >> chunk_log2;
 }
 
-size_t gang_count(size_t n_chunks) { return (n_chunks + gang_size - 1) / gang_size; }
+// As many chunks in turns as leave work for every thread.
+size_t gang_for(size_t n_chunks, size_t n_threads) {
+    return std::min(gang_size, std::max<size_t>(1, n_chunks / n_threads));
+}
+
+size_t gang_count(size_t n_chunks, size_t gang) { return (n_chunks + gang - 1) / gang; }
 
 template <class T>
 void check_same_size(const In<T>& a, const In<T>& b) {
@@ -123,13 +128,14 @@ std::tuple<Out<uint32_t>, Out<uint8_t>, size_t> encode_compact(
     {
         nb::gil_scoped_release release;
         std::vector<std::vector<uint32_t>> words(n_chunks);
-        run_jobs(gang_count(n_chunks), n_threads, [&] {
+        const size_t n_gang = gang_for(n_chunks, n_threads);
+        run_jobs(gang_count(n_chunks, n_gang), n_threads, [&] {
             auto encoder = std::make_shared<CompactEncoder<K>>(model);
             return [&, encoder](size_t gang) {
-                const size_t first = gang * gang_size * size, count = std::min(gang_size * size, n - first);
+                const size_t first = gang * n_gang * size, count = std::min(n_gang * size, n - first);
                 ChunkCode codes[gang_size];
                 n_changed += encoder->encode(old.data() + first, now.data() + first, count, size, codes);
-                for (size_t c = gang * gang_size, g = 0; g < gang_size && c < n_chunks; c++, g++) {
+                for (size_t c = gang * n_gang, g = 0; g < n_gang && c < n_chunks; c++, g++) {
                     directory[2 * c] = codes[g].head;
                     directory[2 * c + 1] = uint32_t(codes[g].words.size());
                     words[c].swap(codes[g].words);
@@ -193,15 +199,16 @@ std::pair<Out<uint32_t>, Out<typename K::Bits>> decode_compact(
         if (starts[n_chunks] * 4 != payload.size()) throw CorruptStream("payload does not match its directory");
         if (reinterpret_cast<uintptr_t>(payload.data()) % 4) throw std::invalid_argument("payload is not aligned");
         const uint32_t* words = reinterpret_cast<const uint32_t*>(payload.data());
-        run_jobs(gang_count(n_chunks), n_threads, [&] {
+        const size_t n_gang = gang_for(n_chunks, n_threads);
+        run_jobs(gang_count(n_chunks, n_gang), n_threads, [&] {
             auto decoder = std::make_shared<CompactDecoder<K>>(model);
             return [&, decoder](size_t gang) {
-                const size_t first = gang * gang_size * size, count = std::min(gang_size * size, n - first);
+                const size_t first = gang * n_gang * size, count = std::min(n_gang * size, n - first);
                 ChunkView views[gang_size];
-                for (size_t c = gang * gang_size, g = 0; g < gang_size && c < n_chunks; c++, g++)
+                for (size_t c = gang * n_gang, g = 0; g < n_gang && c < n_chunks; c++, g++)
                     views[g] = {directory.data()[2 * c], words + starts[c], directory.data()[2 * c + 1]};
                 decoder->decode(old.data() + first, count, size, views, uint32_t(first),
-                                &pieces.positions[gang * gang_size], &pieces.bits[gang * gang_size]);
+                                &pieces.positions[gang * n_gang], &pieces.bits[gang * n_gang]);
             };
         });
         total = pieces.total();

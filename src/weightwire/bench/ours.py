@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -52,17 +53,26 @@ class OurContender:
     source: str = "Weightwire"
 
     def encode(self, pairs: Sequence[Pair]) -> OurPatch:
-        """Diff and encode every piece of every tensor."""
+        """Diff and encode every piece of every tensor, several at once as ``weightwire.diff`` does."""
         spans = cut((len(pair.old) for pair in pairs), limits.PIECE_ELEMENTS)
-        pieces = tuple(self._encode_piece(pairs[span.tensor], span) for span in spans)
+        n_coders = max(1, min(self.n_threads, len(spans)))
+        with ThreadPoolExecutor(n_coders) as coders:
+            pieces = tuple(
+                coders.map(
+                    lambda span: self._encode_piece(
+                        pairs[span.tensor], span, self.n_threads // n_coders
+                    ),
+                    spans,
+                )
+            )
         return OurPatch(spans, pieces, tuple(pair.dtype for pair in pairs), self.n_threads)
 
-    def _encode_piece(self, pair: Pair, span: Span) -> EncodedPiece:
+    def _encode_piece(self, pair: Pair, span: Span, n_threads: int) -> EncodedPiece:
         from weightwire.codec import encode_piece
 
         old = pair.old[span.start : span.stop]
         new = pair.new[span.start : span.stop]
-        return encode_piece(old, new, pair.dtype, self.name, n_threads=self.n_threads)
+        return encode_piece(old, new, pair.dtype, self.name, n_threads=n_threads)
 
 
 def our_contenders(n_threads: int) -> tuple[OurContender, ...]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
 
 from weightwire.codec.index import PatchIndex
-from weightwire.codec.piece import CODECS, encode_piece
+from weightwire.codec.piece import CODECS, encode_piece, thread_count
 from weightwire.codec.record import Kind, Record, RecordHead, full_record, patch_record
 from weightwire.codec.writer import BucketSink, PatchWriter
 from weightwire.diff.state import StateReader
@@ -21,8 +21,8 @@ Progress = Callable[[int], None]
 
 _NOTHING = TensorDigest()
 
-_READ_AHEAD = 1
-"""Pieces read while another is coded: keeps the disk busy, and memory at three pieces."""
+_MAX_CODERS = 3
+"""Pieces coded at once: hides what is serial in each, and bounds memory to four pairs of pieces."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class _Tensor:
     """What is known of a tensor while its pieces go by."""
 
     spec: TensorSpec
-    base_shape: tuple[int, ...] | None
+    has_base: bool
     base: TensorDigest = _NOTHING
     target: TensorDigest = _NOTHING
     is_changed: bool = False
@@ -78,8 +78,11 @@ class _Diff:
         n_threads: int | None,
     ) -> None:
         self._base, self._target = base, target
-        self._writer, self._codec, self._n_threads = writer, codec, n_threads
+        self._writer, self._codec = writer, codec
         self._base_specs, self._target_specs = base.specs, target.specs
+        n_pieces = sum(len(piece_ranges(spec)) for spec in self._target_specs.values())
+        self._n_coders = max(1, min(thread_count(n_threads), n_pieces, _MAX_CODERS))
+        self._n_threads = thread_count(n_threads) // self._n_coders
         self._base_digests: dict[str, TensorDigest] = {}
         self._target_digests: dict[str, TensorDigest] = {}
         self._unchanged: dict[str, str] = {}
@@ -87,16 +90,30 @@ class _Diff:
 
     def run(self, progress: Progress) -> PatchIndex:
         tensor: _Tensor | None = None
-        for piece in _read_ahead(self._plan()):
-            if piece.start == 0:
+        for record in self._records():
+            if record.head.start == 0:
                 self._close(tensor)
-                tensor = _Tensor(piece.spec, piece.base_shape)
+                tensor = _Tensor(record.head.spec, has_base=record.head.kind is not Kind.FULL)
             if tensor is not None:
-                self._code(piece, tensor)
-            progress(len(piece.new) * piece.spec.dtype.n_bytes)
+                self._take(record, tensor)
+            progress(record.head.n_elements * record.head.spec.dtype.n_bytes)
         self._close(tensor)
         self._digest_unmatched()
         return self._finish()
+
+    def _records(self) -> Iterator[Record]:
+        """Records in state order. One thread reads ahead, a few code: memory stays at their pieces."""
+        waiting: deque[Future[Record]] = deque()
+        with (
+            ThreadPoolExecutor(1, thread_name_prefix="weightwire-read") as reader,
+            ThreadPoolExecutor(self._n_coders, thread_name_prefix="weightwire-code") as coders,
+        ):
+            for read in self._plan():
+                waiting.append(coders.submit(self._record, reader.submit(read)))
+                if len(waiting) > self._n_coders:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
 
     def _plan(self) -> Iterator[Callable[[], _Piece]]:
         for name, spec in self._target_specs.items():
@@ -112,8 +129,7 @@ class _Diff:
         old = None if base_shape is None else self._base.read(spec.name, start, stop)
         return _Piece(spec, base_shape, start, old, self._target.read(spec.name, start, stop))
 
-    def _code(self, piece: _Piece, tensor: _Tensor) -> None:
-        record = self._record(piece)
+    def _take(self, record: Record, tensor: _Tensor) -> None:
         tensor.base += record.head.base_digest
         tensor.target += record.head.target_digest
         tensor.is_changed |= bool(record.head.n_changed) or record.head.kind is Kind.FULL
@@ -122,7 +138,8 @@ class _Diff:
         if tensor.is_changed:
             self._release()
 
-    def _record(self, piece: _Piece) -> Record:
+    def _record(self, reading: Future[_Piece]) -> Record:
+        piece = reading.result()
         target = digest_bits(piece.new, piece.start, n_threads=self._n_threads)
         head = RecordHead(
             spec=piece.spec,
@@ -157,7 +174,7 @@ class _Diff:
             return
         name = tensor.spec.name
         self._target_digests[name] = tensor.target
-        if tensor.base_shape is not None:
+        if tensor.has_base:
             self._base_digests[name] = tensor.base
         if not tensor.is_changed:
             self._unchanged[name] = str(tensor.target)
@@ -185,15 +202,3 @@ class _Diff:
             removed=[n for n in self._base_specs if n not in self._target_specs and n not in ties],
             tied=ties,
         )
-
-
-def _read_ahead(plan: Iterator[Callable[[], _Piece]]) -> Iterator[_Piece]:
-    """Run reads one step ahead of their use, in order."""
-    with ThreadPoolExecutor(1, thread_name_prefix="weightwire-read") as pool:
-        waiting: list[Future[_Piece]] = [
-            pool.submit(read) for read in islice(plan, _READ_AHEAD + 1)
-        ]
-        while waiting:
-            piece = waiting.pop(0).result()
-            waiting += [pool.submit(read) for read in islice(plan, 1)]
-            yield piece
