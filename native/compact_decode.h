@@ -118,7 +118,9 @@ class ChunkDecoder {
     };
 
     bool has_exceptions() const { return chunk_.head & head_exceptions; }
-    bool is_negative(size_t ordinal) const { return (signs_[ordinal / 32] >> (ordinal % 32)) & 1; }
+    // The first sign word is the last before the exceptions: where it stands is known from the start.
+    uint32_t sign_word(size_t w) const { return signs_[n_signs_ - 1 - w]; }
+    bool is_negative(size_t ordinal) const { return (sign_word(ordinal / 32) >> (ordinal % 32)) & 1; }
 
     void open_window() {
         window_first_ = n_scanned_;
@@ -173,7 +175,7 @@ class ChunkDecoder {
     // From the old bits to the next ones up or down: most changes are that, and the others are set later.
     void take_one_step() {
         for (size_t w = 0; w < n_signs_; w++) {
-            const uint32_t signs = signs_[w];
+            const uint32_t signs = sign_word(w);
             T* bits = bits_.data() + w * signs_at_once;
             for (size_t i = 0; i < signs_at_once; i++) bits[i] = add_step<K>(bits[i], (signs >> i) & 1, T(0));
         }
@@ -181,7 +183,7 @@ class ChunkDecoder {
 
     void check_signs() const {
         const size_t used = n_changed_ % 32;
-        if (used && signs_[n_signs_ - 1] >> used) throw CorruptStream("sign bits past the last change are not zero");
+        if (used && signs_[0] >> used) throw CorruptStream("sign bits past the last change are not zero");
     }
 
     void put_exceptions(const uint32_t* words) {

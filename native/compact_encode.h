@@ -161,10 +161,11 @@ class ChunkEncoder {
         n_changed_ = n_changed;
     }
 
-    // One bit per change, eight of them by one multiply.
+    // One bit per change, eight of them by one multiply; the last word first, so that a reader finds the
+    // first one at a place that does not depend on how many there are.
     void add_signs(size_t n_words, std::vector<uint32_t>& words) {
         std::memset(negative_.data() + n_changed_, 0, 32);
-        for (size_t w = 0; w < n_words; w++) {
+        for (size_t w = n_words; w-- > 0;) {
             uint32_t word = 0;
             for (size_t b = 0; b < 4; b++) {
                 uint64_t bytes;

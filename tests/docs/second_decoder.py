@@ -425,7 +425,7 @@ def decode_coded(
     first_exception = len(words) - stride * n_exceptions
     first_sign = first_exception - -(-len(changed) // 32)
     must(coder.x == 1 << 32 and coder.at == first_sign, "end of the stream")
-    signs = sum(word << 32 * i for i, word in enumerate(words[first_sign:first_exception]))
+    signs = sum(word << 32 * i for i, word in enumerate(words[first_sign:first_exception][::-1]))
     must(signs >> len(changed) == 0, "signs past the last change")
     new = [
         add_step(old[i], -m - 1 if signs >> j & 1 else m + 1, code)

@@ -194,7 +194,8 @@ def _code_chunk(
     writer = ans.Writer()
     negative, exceptions = _push_steps(writer, old, new, changed, elements, dtype, model)
     _push_gaps(writer, events, elements, rate)
-    words = [*writer.words(), *_sign_words(negative), *_exception_words(exceptions, dtype)]
+    tail = [*reversed(_sign_words(negative)), *_exception_words(exceptions, dtype)]
+    words = [*writer.words(), *tail]
     head = len(events) | rate << 24
     if exceptions:
         head |= EXCEPTIONS
@@ -312,7 +313,7 @@ def _decode_coded(
     first_sign = first_exception - -(-len(at) // 32)
     magnitudes = _pop_steps(reader, elements.classes[at].tolist(), model.steps)
     reader.finish(first_sign)
-    negative = _signs(words[first_sign:first_exception], len(at))
+    negative = _signs(words[first_sign:first_exception][::-1], len(at))
     new = steps.add_steps(old[at], negative, magnitudes, dtype)
     _put_exceptions(new, words[first_exception:], dtype)
     return at.astype(np.uint64), new
