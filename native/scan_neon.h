@@ -73,14 +73,16 @@ struct VectorWeights {
     }
 };
 
-// Every lane: the sum of the lanes before it.
-inline uint16x8_t sums_before(uint16x8_t v) {
+// Every lane: the sum of the lanes up to and with it.
+inline uint16x8_t sums_through(uint16x8_t v) {
     const uint16x8_t zero = vdupq_n_u16(0);
-    v = vextq_u16(zero, v, 7);
     v = vaddq_u16(v, vextq_u16(zero, v, 7));
     v = vaddq_u16(v, vextq_u16(zero, v, 6));
     return vaddq_u16(v, vextq_u16(zero, v, 4));
 }
+
+// Every lane: the sum of the lanes before it.
+inline uint16x8_t sums_before(uint16x8_t v) { return sums_through(vextq_u16(vdupq_n_u16(0), v, 7)); }
 
 template <class T>
 inline uint8x16_t equal16(const T* a, const T* b) {
@@ -108,14 +110,6 @@ inline uint8x16_t equal16(const T* a, const T* b) {
 template <class T>
 inline uint64_t changed_block(const T* a, const T* b) {
     return ~bits_of_masks(equal16(a, b), equal16(a + 16, b + 16), equal16(a + 32, b + 32), equal16(a + 48, b + 48));
-}
-
-// Every lane: the sum of the lanes up to and with it.
-inline uint16x8_t sums_through(uint16x8_t v) {
-    const uint16x8_t zero = vdupq_n_u16(0);
-    v = vaddq_u16(v, vextq_u16(zero, v, 7));
-    v = vaddq_u16(v, vextq_u16(zero, v, 6));
-    return vaddq_u16(v, vextq_u16(zero, v, 4));
 }
 
 // Leaves the weight of each group, less its eight elements, where its end goes.

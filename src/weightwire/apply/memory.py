@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from weightwire.apply.proof import check_promise, require_base, require_target
-from weightwire.apply.structure import is_fresh, restructures
+from weightwire.apply.structure import restructures
 from weightwire.codec.patch import Patch
 from weightwire.codec.patched import PatchedState
 from weightwire.codec.piece import thread_count
@@ -80,7 +80,7 @@ def stage(state: State, patch: Patch) -> Staged:
     writes, fresh = [], {}
     for name, pieces in patch.heads.items():
         head = pieces[0][1]
-        if is_fresh(head):
+        if head.is_fresh:
             fresh[name] = (head.spec, patched.read(name, 0, head.spec.n_elements))
             continue
         for each in (name, *copies.get(name, ())):

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weightwire.codec.model_bytes import model_bytes, parse_model
-from weightwire.codec.piece import Codec, EncodedPiece
+from weightwire.codec.piece import Codec, EncodedPiece, plain_piece
 from weightwire.errors import MalformedRecord
 from weightwire.kernels.contract import Streams
 from weightwire.kernels.reference import PLAIN_CHUNK
@@ -30,7 +30,7 @@ def parse_body(
     """
     if codec == "plain":
         n_chunks = -(-n_elements // PLAIN_CHUNK)
-        return EncodedPiece(n_elements, None, 16, _parse_streams(body, 0, n_chunks, 1, n_changed))
+        return plain_piece(n_elements, _parse_streams(body, 0, n_chunks, 1, n_changed))
     model, chunk_log2, first = parse_model(body, dtype)
     n_chunks = -(-n_elements // (1 << chunk_log2))
     streams = _parse_streams(body, first, n_chunks, 2, n_changed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,9 +11,9 @@ import numpy as np
 from weightwire.codec.index import PatchIndex
 from weightwire.codec.patch import Patch
 from weightwire.codec.patched import PatchedState
-from weightwire.codec.piece import EncodedPiece
+from weightwire.codec.piece import plain_piece
 from weightwire.codec.plain_changes import encode_changes
-from weightwire.codec.record import Kind, Record, RecordHead, full_record, patch_record
+from weightwire.codec.record import Kind, Record, full_record, patch_record
 from weightwire.codec.writer import BucketSink, PatchWriter
 from weightwire.diff.compare import diff_states
 from weightwire.diff.state import StateReader
@@ -129,13 +130,13 @@ def _merge_piece(records: Sequence[Record]) -> Record:
         record.head.start != first.start or record.head.stop != first.stop for record in records
     ):
         raise IncompatiblePatches("patches cut their tensors differently; merge them with a base")
-    fields = {**last.__dict__, "base_digest": first.base_digest, "base_shape": first.base_shape}
+    head = replace(last, base_digest=first.base_digest, base_shape=first.base_shape)
     if first.kind is Kind.FULL:
-        fields |= {"kind": Kind.FULL, "base_shape": last.spec.shape, "n_changed": last.n_elements}
-        return full_record(RecordHead(**fields), _overwritten(records))
+        head = replace(head, kind=Kind.FULL, base_shape=last.spec.shape, n_changed=last.n_elements)
+        return full_record(head, _overwritten(records))
     changes = _net_changes([record.changes(None) for record in records], last.spec.dtype.bits_dtype)
     streams = encode_changes(last.n_elements, changes)
-    return patch_record(RecordHead(**fields), EncodedPiece(last.n_elements, None, 16, streams))
+    return patch_record(head, plain_piece(last.n_elements, streams))
 
 
 def _overwritten(records: Sequence[Record]) -> Bits:

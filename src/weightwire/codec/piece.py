@@ -14,7 +14,7 @@ from weightwire.codec.model_bytes import model_bytes
 from weightwire.errors import CorruptStream, LimitExceeded, StopError
 from weightwire.kernels import kernels
 from weightwire.kernels.contract import ClassModel, Streams
-from weightwire.kernels.reference import DENSE
+from weightwire.kernels.reference import DENSE, PLAIN_CHUNK
 from weightwire.model import Bits, Changes, DType
 
 Codec = Literal["compact", "plain"]
@@ -65,6 +65,11 @@ def thread_count(n_threads: int | None = None) -> int:
     return n_threads
 
 
+def plain_piece(n_elements: int, streams: Streams) -> EncodedPiece:
+    """A piece of the plain codec: no model, and chunks of a fixed size."""
+    return EncodedPiece(n_elements, None, PLAIN_CHUNK.bit_length() - 1, streams)
+
+
 def encode_piece(
     old: Bits, new: Bits, dtype: DType, codec: str = "compact", *, n_threads: int | None = None
 ) -> EncodedPiece:
@@ -78,7 +83,7 @@ def encode_piece(
         raise LimitExceeded(f"a piece of {len(old)} elements; split it")
     threads = thread_count(n_threads)
     if codec == "plain":
-        return EncodedPiece(len(old), None, 16, kernels().encode_plain(old, new, threads))
+        return plain_piece(len(old), kernels().encode_plain(old, new, threads))
     if codec != "compact":
         raise StopError(f"no codec {codec!r}; choose one of: {', '.join(CODECS)}")
     survey = kernels().survey(old, new, dtype)

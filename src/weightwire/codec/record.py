@@ -55,6 +55,11 @@ class RecordHead:
         return self.start + self.n_elements
 
     @property
+    def is_fresh(self) -> bool:
+        """Whether the tensor has to be made anew: it is new, or has another type or shape."""
+        return self.kind is Kind.FULL or self.base_shape != self.spec.shape
+
+    @property
     def key(self) -> str:
         """The record's name in its bucket: the tensor's, with ``@start`` for all but the first piece."""
         return f"{self.spec.name}@{self.start}" if self.start else self.spec.name

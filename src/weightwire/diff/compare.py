@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from weightwire.codec.index import PatchIndex
 from weightwire.codec.piece import CODECS, encode_piece, thread_count
 from weightwire.codec.record import Kind, Record, RecordHead, full_record, patch_record
 from weightwire.codec.writer import BucketSink, PatchWriter
 from weightwire.diff.state import StateReader
-from weightwire.digest import TensorDigest, combine, digest_bits, piece_ranges
+from weightwire.digest import TensorDigest, combine, digest_bits, digest_tensor, piece_ranges
 from weightwire.errors import StopError
 from weightwire.model import Bits, TensorSpec
 
@@ -132,8 +132,7 @@ class _Diff:
     def _take(self, record: Record, tensor: _Tensor) -> None:
         tensor.base += record.head.base_digest
         tensor.target += record.head.target_digest
-        tensor.is_changed |= bool(record.head.n_changed) or record.head.kind is Kind.FULL
-        tensor.is_changed |= record.head.base_shape != record.head.spec.shape
+        tensor.is_changed |= bool(record.head.n_changed) or record.head.is_fresh
         self._held.append(record)
         if tensor.is_changed:
             self._release()
@@ -149,7 +148,7 @@ class _Diff:
             n_changed=len(piece.new),
             base_digest=TensorDigest(),
             target_digest=target,
-            base_shape=piece.base_shape or piece.spec.shape,
+            base_shape=piece.spec.shape if piece.base_shape is None else piece.base_shape,
         )
         if piece.old is None or piece.base_shape is None:
             return full_record(head, piece.new)
@@ -160,8 +159,7 @@ class _Diff:
         coded = encode_piece(
             old, piece.new, piece.spec.dtype, self._codec, n_threads=self._n_threads
         )
-        fields = {**head.__dict__, "base_digest": base, "base_shape": piece.base_shape}
-        return patch_record(RecordHead(**fields), coded)
+        return patch_record(replace(head, base_digest=base), coded)
 
     def _release(self) -> None:
         """Pieces without a change are held until one of their tensor's has one."""
@@ -182,12 +180,9 @@ class _Diff:
 
     def _digest_unmatched(self) -> None:
         """Tensors of the base that no target tensor was compared with still count in its digest."""
-        for name, spec in self._base_specs.items():
+        for name in self._base_specs:
             if name not in self._base_digests:
-                total = TensorDigest()
-                for start, stop in piece_ranges(spec):
-                    total += digest_bits(self._base.read(name, start, stop), start)
-                self._base_digests[name] = total
+                self._base_digests[name] = digest_tensor(self._base, name)
 
     def _finish(self) -> PatchIndex:
         ties = dict(self._target.ties)
