@@ -25,11 +25,13 @@ class ChunkEncoder {
 
     ChunkEncoder(const Model& model, const Weights& weights) : model_(model), weights_(weights), places_(weights) {}
 
-    // Finds what there is to code, in one pass over memory; false when nothing changed.
-    bool begin(const T* old, const T* now, size_t n) {
+    // Finds what there is to code, in one pass over memory; false when nothing changed. With `keep`, lists
+    // the changes as well.
+    bool begin(const T* old, const T* now, size_t n, bool keep = false) {
         old_ = old;
         now_ = now;
         n_ = n;
+        keep_ = keep;
         n_events_ = n_changed_ = n_coded_ = 0;
         events_.make_room(0, 1);
         events_[0] = {UINT32_MAX, 0};
@@ -48,6 +50,14 @@ class ChunkEncoder {
     }
 
     size_t n_changed() const { return n_changed_; }
+
+    // The changes that `begin` listed, at positions counted from `first` elements before the chunk.
+    void give_changes(uint32_t first, std::vector<uint32_t>& positions, std::vector<T>& bits) const {
+        positions.resize(n_changed_);
+        for (size_t i = 0; i < n_changed_; i++) positions[i] = first + kept_positions_.data()[i];
+        bits.assign(kept_bits_.data(), kept_bits_.data() + n_changed_);
+    }
+
     size_t n_steps_left() const { return n_steps_left_; }
     size_t n_gaps_left() const { return n_gaps_left_; }
 
@@ -127,18 +137,27 @@ class ChunkEncoder {
         events_.make_room(n_events_ + 1, n_events_ + n_listed + 2);
         coded_.make_room(n_coded_, n_coded_ + n_listed + 1);
         negative_.make_room(n_changed_, n_changed_ + n_listed + 33);
-        collect_listed(first, stop);
+        if (keep_) {
+            kept_positions_.make_room(n_changed_, n_changed_ + n_listed + 1);
+            kept_bits_.make_room(n_changed_, n_changed_ + n_listed + 1);
+            collect_listed<true>(first, stop);
+        } else {
+            collect_listed<false>(first, stop);
+        }
         return running;
     }
 
     // Elements that changed, or were expected to. Everything is written whether it counts or not, and
     // counted if it does: which it is is too random to branch on.
+    template <bool Keep>
     void collect_listed(size_t first, const uint32_t* stop) {
         const T *old = old_ + first, *now = now_ + first;
         const size_t n_whole = (n_ - first) / group_size;
         Event* event = &events_[n_events_ + 1];
         Step* step = &coded_[n_coded_];
         uint8_t* negatives = negative_.data();
+        uint32_t* kept_positions = kept_positions_.data();
+        T* kept_bits = kept_bits_.data();
         size_t n_changed = n_changed_;
         for (const uint32_t* at = listed_; at < stop; at++) {
             const size_t place = *at, group = place / group_size;
@@ -152,6 +171,10 @@ class ChunkEncoder {
                       info.log2_weight};
             event += changed ^ info.expected;
             negatives[n_changed] = negative;
+            if constexpr (Keep) {
+                kept_positions[n_changed] = uint32_t(first + place);
+                kept_bits[n_changed] = to;
+            }
             *step = {uint32_t(n_changed), uint32_t(first + place), info.number, magnitude};
             step += changed & !(info.one_step & (magnitude == 0));
             n_changed += changed;
@@ -195,6 +218,9 @@ class ChunkEncoder {
     size_t n_ = 0, n_changed_ = 0, n_events_ = 0, n_coded_ = 0;
     Buffer<Step> coded_;
     Buffer<uint8_t> negative_;
+    bool keep_ = false;
+    Buffer<uint32_t> kept_positions_;  // within the chunk
+    Buffer<T> kept_bits_;
     std::vector<uint32_t> exceptions_;
     Window window_;
     uint32_t listed_[window_size + 2];
@@ -210,14 +236,18 @@ class CompactEncoder {
         for (size_t g = 0; g < gang_size; g++) gang_.emplace_back(new Member(model, weights_));
     }
 
-    // Codes up to gang_size consecutive chunks; returns the number of changed elements.
-    size_t encode(const T* old, const T* now, size_t n, size_t chunk, ChunkCode* out) {
+    // Codes up to gang_size consecutive chunks; returns the number of changed elements. Unless `positions`
+    // is null, every chunk's changes are given too, counted from `first` elements before the gang.
+    size_t encode(const T* old, const T* now, size_t n, size_t chunk, ChunkCode* out, uint32_t first = 0,
+                  std::vector<uint32_t>* positions = nullptr, std::vector<T>* bits = nullptr) {
         size_t n_changed = 0, n_busy = 0;
         Member* busy[gang_size];
         ChunkCode* codes[gang_size];
         for (size_t g = 0; g * chunk < n; g++) {
             out[g] = ChunkCode();
-            if (!gang_[g]->begin(old + g * chunk, now + g * chunk, std::min(chunk, n - g * chunk))) continue;
+            const size_t start = g * chunk;
+            if (!gang_[g]->begin(old + start, now + start, std::min(chunk, n - start), positions)) continue;
+            if (positions) gang_[g]->give_changes(first + uint32_t(start), positions[g], bits[g]);
             n_changed += gang_[g]->n_changed();
             codes[n_busy] = out + g;
             busy[n_busy++] = gang_[g].get();

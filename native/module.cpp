@@ -89,6 +89,59 @@ void check_same_size(const In<T>& a, const In<T>& b) {
     if (a.size() != b.size()) throw std::invalid_argument("old and new have different lengths");
 }
 
+void check_piece_size(size_t n) {
+    if (n > (uint64_t(1) << 32)) throw std::invalid_argument("a piece has at most 2^32 elements");
+}
+
+// ------------------------------------------------------------------------------------- chunks put together
+
+// An array on its way to Python: filled without the GIL, handed over with it.
+template <class T>
+struct Array {
+    std::unique_ptr<T[]> data;
+    size_t n = 0;
+
+    Array() = default;
+    explicit Array(size_t size) : data(new T[size]), n(size) {}
+
+    Out<T> to_numpy() { return ww::to_numpy(std::move(data), n); }
+};
+
+template <class T>
+Array<T> join(const std::vector<std::vector<T>>& parts) {
+    size_t n = 0, at = 0;
+    for (const auto& part : parts) n += part.size();
+    Array<T> all(n);
+    for (const auto& part : parts) {
+        std::copy(part.begin(), part.end(), all.data.get() + at);
+        at += part.size();
+    }
+    return all;
+}
+
+// Changes by chunk.
+template <class T>
+struct Pieces {
+    std::vector<std::vector<uint32_t>> positions;
+    std::vector<std::vector<T>> bits;
+
+    explicit Pieces(size_t n) : positions(n), bits(n) {}
+
+    // Takes the changes of chunk `c`, which starts at `first`, from the places where they are in it.
+    void set(size_t c, const T* now, uint32_t first, const uint32_t* places, size_t n) {
+        positions[c].resize(n);
+        bits[c].resize(n);
+        for (size_t i = 0; i < n; i++) {
+            positions[c][i] = first + places[i];
+            bits[c][i] = now[first + places[i]];
+        }
+    }
+};
+
+// Directory, payload, number of changes; positions and new bits too, or two empty arrays.
+template <class Payload, class T>
+using Coded = std::tuple<Out<uint32_t>, Out<Payload>, size_t, Out<uint32_t>, Out<T>>;
+
 // ------------------------------------------------------------------------------------------------- survey
 
 template <class K>
@@ -112,69 +165,46 @@ std::pair<Out<int64_t>, Out<int64_t>> survey(In<typename K::Bits> old, In<typena
 // ------------------------------------------------------------------------------------------------ compact
 
 template <class K>
-std::tuple<Out<uint32_t>, Out<uint8_t>, size_t> encode_compact(
+Coded<uint32_t, typename K::Bits> encode_compact(
     In<typename K::Bits> old, In<typename K::Bits> now, uint32_t base_key, In<uint8_t> log2_weights,
     In<uint8_t> expected, In<uint8_t> table_sizes, In<uint8_t> tokens, In<uint16_t> frequencies,
-    int chunk_log2, size_t n_threads) {
+    int chunk_log2, size_t n_threads, bool keep_changes) {
+    using T = typename K::Bits;
     check_same_size(old, now);
     check_threads(n_threads);
     const Model model =
         load_model(base_key, log2_weights, expected, table_sizes, tokens, frequencies, max_token<K>());
     const size_t n = old.size(), size = size_t(1) << chunk_log2, n_chunks = chunk_count(n, chunk_log2);
-    auto directory = std::make_unique<uint32_t[]>(2 * n_chunks);
-    std::unique_ptr<uint8_t[]> payload;
-    size_t n_payload = 0;
+    check_piece_size(n);
+    Array<uint32_t> directory(2 * n_chunks), payload, positions;
+    Array<T> bits;
     std::atomic<size_t> n_changed{0};
     {
         nb::gil_scoped_release release;
         std::vector<std::vector<uint32_t>> words(n_chunks);
+        Pieces<T> kept(keep_changes ? n_chunks : 0);
         const size_t n_gang = gang_for(n_chunks, n_threads);
         run_jobs(gang_count(n_chunks, n_gang), n_threads, [&] {
             auto encoder = std::make_shared<CompactEncoder<K>>(model);
             return [&, encoder](size_t gang) {
                 const size_t first = gang * n_gang * size, count = std::min(n_gang * size, n - first);
                 ChunkCode codes[gang_size];
-                n_changed += encoder->encode(old.data() + first, now.data() + first, count, size, codes);
+                n_changed += encoder->encode(old.data() + first, now.data() + first, count, size, codes, uint32_t(first),
+                                             keep_changes ? &kept.positions[gang * n_gang] : nullptr,
+                                             keep_changes ? &kept.bits[gang * n_gang] : nullptr);
                 for (size_t c = gang * n_gang, g = 0; g < n_gang && c < n_chunks; c++, g++) {
-                    directory[2 * c] = codes[g].head;
-                    directory[2 * c + 1] = uint32_t(codes[g].words.size());
+                    directory.data[2 * c] = codes[g].head;
+                    directory.data[2 * c + 1] = uint32_t(codes[g].words.size());
                     words[c].swap(codes[g].words);
                 }
             };
         });
-        for (const auto& chunk : words) n_payload += 4 * chunk.size();
-        payload.reset(new uint8_t[n_payload]);
-        size_t at = 0;
-        for (const auto& chunk : words) {
-            if (!chunk.empty()) std::memcpy(payload.get() + at, chunk.data(), 4 * chunk.size());
-            at += 4 * chunk.size();
-        }
+        payload = join(words);
+        positions = join(kept.positions);
+        bits = join(kept.bits);
     }
-    return {to_numpy(std::move(directory), 2 * n_chunks), to_numpy(std::move(payload), n_payload), n_changed.load()};
+    return {directory.to_numpy(), payload.to_numpy(), n_changed.load(), positions.to_numpy(), bits.to_numpy()};
 }
-
-// Per-chunk results, joined into two arrays at the end.
-template <class T, class P>
-struct Pieces {
-    std::vector<std::vector<P>> positions;
-    std::vector<std::vector<T>> bits;
-
-    explicit Pieces(size_t n) : positions(n), bits(n) {}
-
-    size_t total() const {
-        size_t n = 0;
-        for (const auto& p : positions) n += p.size();
-        return n;
-    }
-    void join(P* all_positions, T* all_bits) const {
-        size_t at = 0;
-        for (size_t c = 0; c < positions.size(); c++) {
-            std::copy(positions[c].begin(), positions[c].end(), all_positions + at);
-            std::copy(bits[c].begin(), bits[c].end(), all_bits + at);
-            at += positions[c].size();
-        }
-    }
-};
 
 template <class K>
 std::pair<Out<uint32_t>, Out<typename K::Bits>> decode_compact(
@@ -186,14 +216,13 @@ std::pair<Out<uint32_t>, Out<typename K::Bits>> decode_compact(
     const Model model =
         load_model(base_key, log2_weights, expected, table_sizes, tokens, frequencies, max_token<K>());
     const size_t n = old.size(), size = size_t(1) << chunk_log2, n_chunks = chunk_count(n, chunk_log2);
-    if (n > (uint64_t(1) << 32)) throw std::invalid_argument("a piece has at most 2^32 elements");
+    check_piece_size(n);
     if (directory.size() != 2 * n_chunks) throw CorruptStream("directory does not match the piece");
-    std::unique_ptr<uint32_t[]> positions;
-    std::unique_ptr<T[]> bits;
-    Pieces<T, uint32_t> pieces(n_chunks);
-    size_t total = 0;
+    Array<uint32_t> positions;
+    Array<T> bits;
     {
         nb::gil_scoped_release release;
+        Pieces<T> pieces(n_chunks);
         std::vector<size_t> starts(n_chunks + 1, 0);
         for (size_t c = 0; c < n_chunks; c++) starts[c + 1] = starts[c] + directory.data()[2 * c + 1];
         if (starts[n_chunks] * 4 != payload.size()) throw CorruptStream("payload does not match its directory");
@@ -211,45 +240,44 @@ std::pair<Out<uint32_t>, Out<typename K::Bits>> decode_compact(
                                 &pieces.positions[gang * n_gang], &pieces.bits[gang * n_gang]);
             };
         });
-        total = pieces.total();
-        positions.reset(new uint32_t[total]);
-        bits.reset(new T[total]);
-        pieces.join(positions.get(), bits.get());
+        positions = join(pieces.positions);
+        bits = join(pieces.bits);
     }
-    return {to_numpy(std::move(positions), total), to_numpy(std::move(bits), total)};
+    return {positions.to_numpy(), bits.to_numpy()};
 }
 
 // -------------------------------------------------------------------------------------------------- plain
 
 template <class T>
-std::tuple<Out<uint32_t>, Out<uint8_t>, size_t> encode_plain(In<T> old, In<T> now, size_t n_threads) {
+Coded<uint8_t, T> encode_plain(In<T> old, In<T> now, size_t n_threads, bool keep_changes) {
     check_same_size(old, now);
     check_threads(n_threads);
     const size_t n = old.size(), n_chunks = (n + plain_chunk - 1) / plain_chunk;
-    auto directory = std::make_unique<uint32_t[]>(n_chunks);
-    std::unique_ptr<uint8_t[]> payload;
-    size_t n_payload = 0;
+    check_piece_size(n);
+    Array<uint32_t> directory(n_chunks), positions;
+    Array<uint8_t> payload;
+    Array<T> bits;
     std::atomic<size_t> n_changed{0};
     {
         nb::gil_scoped_release release;
         std::vector<std::vector<uint8_t>> parts(n_chunks);
+        Pieces<T> kept(keep_changes ? n_chunks : 0);
         run_jobs(n_chunks, n_threads, [&] {
-            auto changed = std::make_shared<std::vector<uint64_t>>();
-            return [&, changed](size_t c) {
+            auto scratch = std::make_shared<PlainScratch>();
+            return [&, scratch](size_t c) {
                 const size_t first = c * plain_chunk, count = std::min(plain_chunk, n - first);
-                n_changed += encode_plain_chunk(old.data() + first, now.data() + first, count, *changed,
-                                                directory[c], parts[c]);
+                const auto encode = keep_changes ? encode_plain_chunk<true, T> : encode_plain_chunk<false, T>;
+                const size_t n_here =
+                    encode(old.data() + first, now.data() + first, count, *scratch, directory.data[c], parts[c]);
+                if (keep_changes) kept.set(c, now.data(), uint32_t(first), scratch->places.data(), n_here);
+                n_changed += n_here;
             };
         });
-        for (const auto& part : parts) n_payload += part.size();
-        payload.reset(new uint8_t[n_payload]);
-        size_t at = 0;
-        for (const auto& part : parts) {
-            if (!part.empty()) std::memcpy(payload.get() + at, part.data(), part.size());
-            at += part.size();
-        }
+        payload = join(parts);
+        positions = join(kept.positions);
+        bits = join(kept.bits);
     }
-    return {to_numpy(std::move(directory), n_chunks), to_numpy(std::move(payload), n_payload), n_changed.load()};
+    return {directory.to_numpy(), payload.to_numpy(), n_changed.load(), positions.to_numpy(), bits.to_numpy()};
 }
 
 template <class T>
@@ -257,14 +285,13 @@ std::pair<Out<uint32_t>, Out<T>> decode_plain(size_t n, In<uint32_t> directory, 
                                               size_t n_threads) {
     check_threads(n_threads);
     const size_t n_chunks = (n + plain_chunk - 1) / plain_chunk;
-    if (n > (uint64_t(1) << 32)) throw std::invalid_argument("a piece has at most 2^32 elements");
+    check_piece_size(n);
     if (directory.size() != n_chunks) throw CorruptStream("directory does not match the piece");
-    std::unique_ptr<uint32_t[]> positions;
-    std::unique_ptr<T[]> bits;
-    Pieces<T, uint32_t> pieces(n_chunks);
-    size_t total = 0;
+    Array<uint32_t> positions;
+    Array<T> bits;
     {
         nb::gil_scoped_release release;
+        Pieces<T> pieces(n_chunks);
         std::vector<size_t> starts(n_chunks + 1, 0);
         for (size_t c = 0; c < n_chunks; c++)
             starts[c + 1] = starts[c] + plain_chunk_bytes(directory.data()[c], std::min(plain_chunk, n - c * plain_chunk), sizeof(T));
@@ -278,12 +305,10 @@ std::pair<Out<uint32_t>, Out<T>> decode_plain(size_t n, In<uint32_t> directory, 
                                    pieces.bits[c]);
             };
         });
-        total = pieces.total();
-        positions.reset(new uint32_t[total]);
-        bits.reset(new T[total]);
-        pieces.join(positions.get(), bits.get());
+        positions = join(pieces.positions);
+        bits = join(pieces.bits);
     }
-    return {to_numpy(std::move(positions), total), to_numpy(std::move(bits), total)};
+    return {positions.to_numpy(), bits.to_numpy()};
 }
 
 // ------------------------------------------------------------------------------------- scatter and digest

@@ -30,26 +30,36 @@ inline uint32_t choose_plain_head(size_t n_changed, size_t n, size_t n_bytes) {
     return best;
 }
 
-template <class T>
-size_t encode_plain_chunk(const T* old, const T* now, size_t n, std::vector<uint64_t>& changed, uint32_t& head,
+// What one thread needs to find a chunk's changes: a bit per element, and with `Keep` their places.
+struct PlainScratch {
+    std::vector<uint64_t> marked = std::vector<uint64_t>(plain_chunk / block_size);
+    std::vector<uint32_t> places = std::vector<uint32_t>(plain_chunk + 2);
+};
+
+// Codes a chunk; returns the number of changed elements. With `Keep`, their places are in the scratch.
+template <bool Keep, class T>
+size_t encode_plain_chunk(const T* old, const T* now, size_t n, PlainScratch& scratch, uint32_t& head,
                           std::vector<uint8_t>& out) {
-    changed.resize(plain_chunk / block_size);
-    const size_t n_changed = scan_changes(old, now, n, changed.data());
+    const uint64_t* marked = scratch.marked.data();
+    uint32_t* kept = scratch.places.data();
+    const size_t n_changed = scan_changes(old, now, n, scratch.marked.data());
     head = choose_plain_head(n_changed, n, sizeof(T));
     out.assign(plain_chunk_bytes(head, n, sizeof(T)), 0);
     if (head >> 24 == plain_dense) {
         std::memcpy(out.data(), now, n * sizeof(T));
+        if (Keep) list_bits(marked, (n + block_size - 1) / block_size, 0, kept);
         return n_changed;
     }
     const bool bitmap = head >> 24 == plain_bitmap;
     uint8_t* where = out.data();
     uint8_t* values = where + (bitmap ? (n + 7) / 8 : 2 * n_changed);
-    if (bitmap) std::memcpy(where, changed.data(), (n + 7) / 8);
+    if (bitmap) std::memcpy(where, marked, (n + 7) / 8);
     for (size_t b = 0; b * block_size < n; b++)
-        for (uint64_t left = changed[b]; left; left &= left - 1) {
+        for (uint64_t left = marked[b]; left; left &= left - 1) {
             const size_t at = b * block_size + size_t(__builtin_ctzll(left));
             std::memcpy(values, now + at, sizeof(T));
             values += sizeof(T);
+            if (Keep) *kept++ = uint32_t(at);
             if (bitmap) continue;
             const uint16_t place = uint16_t(at);
             std::memcpy(where, &place, 2);

@@ -95,11 +95,15 @@ void check_round_trip(const std::vector<typename K::Bits>& old, const std::vecto
     const size_t chunk = (old.size() + gang_size - 1) / gang_size;
     ChunkCode codes[gang_size];
     ChunkView views[gang_size] = {};
-    CompactEncoder<K>(model).encode(old.data(), now.data(), old.size(), chunk, codes);
+    std::vector<uint32_t> kept_positions[gang_size];
+    std::vector<T> kept_bits[gang_size];
+    CompactEncoder<K>(model).encode(old.data(), now.data(), old.size(), chunk, codes, 0, kept_positions, kept_bits);
     for (size_t g = 0; g < gang_size; g++) views[g] = {codes[g].head, codes[g].words.data(), codes[g].words.size()};
     std::vector<uint32_t> positions[gang_size];
     std::vector<T> bits[gang_size], decoded = old;
     CompactDecoder<K>(model).decode(old.data(), old.size(), chunk, views, 0, positions, bits);
+    for (size_t g = 0; g < gang_size; g++)
+        check(kept_positions[g] == positions[g] && kept_bits[g] == bits[g], "kept changes");
     for (size_t g = 0; g < gang_size; g++)
         for (size_t i = 0; i < positions[g].size(); i++) decoded.at(positions[g][i]) = bits[g][i];
     check(decoded == now, "decoded elements");

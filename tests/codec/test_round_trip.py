@@ -49,6 +49,7 @@ def test_coded_pieces_give_back_every_bit(
     ww.use_backend(backend)
     try:
         piece = encode_piece(old, new, dtype, codec)
+        kept = encode_piece(old, new, dtype, codec, keep_changes=True)
         body = np.frombuffer(body_bytes(piece), np.uint8)
         parsed = parse_body(body, piece.codec, len(old), piece.n_changed, dtype)
         changes = decode_piece(old, parsed, dtype)
@@ -59,6 +60,11 @@ def test_coded_pieces_give_back_every_bit(
     assert result.tobytes() == new.tobytes()
     assert piece.n_changed == np.count_nonzero(old != new)
     assert piece.n_bytes == len(body)
+    assert body_bytes(kept) == body.tobytes()
+    assert kept.streams.changes is not None
+    patched = old.copy()
+    patched[kept.streams.changes.positions] = kept.streams.changes.bits
+    assert patched.tobytes() == new.tobytes()
 
 
 @st.composite

@@ -25,7 +25,8 @@ from weightwire.bench.generate import (
 from weightwire.codec.record import Kind
 from weightwire.diff.memory import open_state
 from weightwire.diff.views import _NUMPY_TYPES
-from weightwire.kernels.reference import DENSE, EXCEPTIONS
+from weightwire.kernels.contract import DENSE
+from weightwire.kernels.reference import EXCEPTIONS
 from weightwire.model import dtype_named
 
 Arrays = Mapping[str, npt.NDArray]

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from weightwire.codec.classes import build_model, choose_chunk_log2
-from weightwire.kernels.contract import Streams
+from weightwire.kernels.contract import DENSE, PLAIN_CHUNK, Kernels, Streams
 from weightwire.kernels.native import NativeKernels
-from weightwire.kernels.reference import PLAIN_CHUNK, ReferenceKernels
+from weightwire.kernels.reference import PLAIN_DENSE, ReferenceKernels
 from weightwire.model import _DTYPES, Bits, DType, dtype_named
 
 NATIVE, REFERENCE = NativeKernels(), ReferenceKernels()
@@ -51,6 +51,9 @@ def assert_parity(old: Bits, new: Bits, dtype: DType) -> None:
     assert_same_streams(*coded)
     assert coded[0].n_changed == len(at)
     for kernels in (NATIVE, REFERENCE):
+        kept = kernels.encode_compact(old, new, dtype, model, chunk_log2, 2, keep_changes=True)
+        assert_kept(kept, coded[0], old, new)
+    for kernels in (NATIVE, REFERENCE):
         changes = kernels.decode_compact(old, dtype, model, chunk_log2, coded[0], 2)
         assert changes.positions.tolist() == at.tolist()
         assert changes.bits.tobytes() == new[at].tobytes()
@@ -60,6 +63,8 @@ def assert_parity(old: Bits, new: Bits, dtype: DType) -> None:
 def assert_plain_parity(old: Bits, new: Bits, dtype: DType) -> None:
     plain = [kernels.encode_plain(old, new, 2) for kernels in (NATIVE, REFERENCE)]
     assert_same_streams(*plain)
+    for kernels in (NATIVE, REFERENCE):
+        assert_kept(kernels.encode_plain(old, new, 2, keep_changes=True), plain[0], old, new)
     decoded = [k.decode_plain(len(old), dtype, plain[0], 2) for k in (NATIVE, REFERENCE)]
     assert decoded[0].positions.tolist() == decoded[1].positions.tolist()
     assert decoded[0].bits.tobytes() == decoded[1].bits.tobytes()
@@ -71,6 +76,17 @@ def assert_plain_parity(old: Bits, new: Bits, dtype: DType) -> None:
     for first in (0, 1, 255, 1 << 33):
         assert NATIVE.digest(new, first, 2) == REFERENCE.digest(new, first, 2)
         assert NATIVE.digest_at(at, new[at], first) == REFERENCE.digest_at(at, new[at], first)
+
+
+def assert_kept(kept: Streams, dropped: Streams, old: Bits, new: Bits) -> None:
+    """Kept changes are the true ones, in the promised types, and alter nothing in the streams."""
+    assert_same_streams(kept, dropped)
+    assert dropped.changes is None
+    assert kept.changes is not None
+    at = np.flatnonzero(old != new)
+    assert (kept.changes.positions.dtype, kept.changes.bits.dtype) == (np.uint32, new.dtype)
+    assert kept.changes.positions.tolist() == at.tolist()
+    assert kept.changes.bits.tobytes() == new[at].tobytes()
 
 
 def assert_same_streams(one: Streams, other: Streams) -> None:
@@ -165,6 +181,8 @@ def test_streams_do_not_depend_on_the_number_of_threads() -> None:
     one = NATIVE.encode_compact(old, new, BF16, model, 12, 1)
     for n_threads in (2, 3, 16):
         assert_same_streams(one, NATIVE.encode_compact(old, new, BF16, model, 12, n_threads))
+        kept = NATIVE.encode_compact(old, new, BF16, model, 12, n_threads, keep_changes=True)
+        assert_kept(kept, one, old, new)
         changes = NATIVE.decode_compact(old, BF16, model, 12, one, n_threads)
         assert changes.positions.tolist() == list(range(0, 300_000, 60))
 
@@ -183,3 +201,32 @@ def test_memory_at_odd_addresses_gives_the_same_bytes(name: str) -> None:
         NATIVE.encode_compact(*shifted, dtype, model, 10, 1),
     )
     assert NATIVE.digest(new, 0, 1) == NATIVE.digest(shifted[1], 0, 1)
+
+
+@every_dtype
+def test_dense_chunks_keep_only_what_truly_changed(dtype: DType) -> None:
+    old = noise(1 << 12, dtype)
+    new = np.where(np.arange(len(old)) % 100 == 0, old, noise(len(old), dtype, 9))
+    new[1 << 11 :] = old[1 << 11 :]
+    model = build_model(NATIVE.survey(old, stepped(old, 60), dtype), dtype)
+    for kernels in (NATIVE, REFERENCE):
+        compact = kernels.encode_compact(old, new, dtype, model, 10, 2, keep_changes=True)
+        assert_kept(compact, NATIVE.encode_compact(old, new, dtype, model, 10, 2), old, new)
+        assert compact.directory[:, 0].tolist() == [DENSE, DENSE, 0, 0]
+        plain = kernels.encode_plain(old[:2048], new[:2048], 2, keep_changes=True)
+        assert_kept(plain, NATIVE.encode_plain(old[:2048], new[:2048], 2), old[:2048], new[:2048])
+        assert (plain.directory >> 24).tolist() == [[PLAIN_DENSE]]
+
+
+@pytest.mark.parametrize("kernels", [NATIVE, REFERENCE], ids=lambda kernels: kernels.name)
+def test_kept_changes_do_not_follow_the_memory_they_came_from(kernels: Kernels) -> None:
+    old = weights(5000, BF16)
+    new = stepped(old, 7)
+    model = build_model(kernels.survey(old, new, BF16), BF16)
+    expected = new[::7].tobytes()
+    compact = kernels.encode_compact(old, new, BF16, model, 12, 1, keep_changes=True)
+    plain = kernels.encode_plain(old, new, 1, keep_changes=True)
+    new[:] = 0
+    for streams in (compact, plain):
+        assert streams.changes is not None
+        assert streams.changes.bits.tobytes() == expected

@@ -8,8 +8,7 @@ import numpy.typing as npt
 from weightwire.codec.model_bytes import model_bytes, parse_model
 from weightwire.codec.piece import Codec, EncodedPiece, plain_piece
 from weightwire.errors import MalformedRecord
-from weightwire.kernels.contract import Streams
-from weightwire.kernels.reference import PLAIN_CHUNK
+from weightwire.kernels.contract import PLAIN_CHUNK, Streams
 from weightwire.model import DType
 
 

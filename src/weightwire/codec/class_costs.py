@@ -19,8 +19,14 @@ from weightwire.codec.piece import EncodedPiece
 from weightwire.codec.record import Record
 from weightwire.diff.state import StateReader
 from weightwire.errors import MissingTensor
-from weightwire.kernels.contract import N_CLASSES, N_TOKENS, PROBABILITY_BITS, ClassModel, StepTable
-from weightwire.kernels.reference import DENSE
+from weightwire.kernels.contract import (
+    DENSE,
+    N_CLASSES,
+    N_TOKENS,
+    PROBABILITY_BITS,
+    ClassModel,
+    StepTable,
+)
 from weightwire.kernels.steps import keys_of, raw_bits_of, split_steps
 from weightwire.model import Bits, Changes, DType
 

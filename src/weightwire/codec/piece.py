@@ -13,8 +13,7 @@ from weightwire.codec.classes import UNUSED_MODEL, build_model, choose_chunk_log
 from weightwire.codec.model_bytes import model_bytes
 from weightwire.errors import CorruptStream, LimitExceeded, StopError
 from weightwire.kernels import kernels
-from weightwire.kernels.contract import ClassModel, Streams
-from weightwire.kernels.reference import DENSE, PLAIN_CHUNK
+from weightwire.kernels.contract import DENSE, PLAIN_CHUNK, ClassModel, Streams
 from weightwire.model import Bits, Changes, DType
 
 Codec = Literal["compact", "plain"]
@@ -71,9 +70,15 @@ def plain_piece(n_elements: int, streams: Streams) -> EncodedPiece:
 
 
 def encode_piece(
-    old: Bits, new: Bits, dtype: DType, codec: str = "compact", *, n_threads: int | None = None
+    old: Bits,
+    new: Bits,
+    dtype: DType,
+    codec: str = "compact",
+    *,
+    n_threads: int | None = None,
+    keep_changes: bool = False,
 ) -> EncodedPiece:
-    """Code what changes from ``old`` to ``new``.
+    """Code what changes from ``old`` to ``new``; ``keep_changes`` leaves it in ``streams.changes``.
 
     Raises:
         LimitExceeded: the piece is longer than ``limits.MAX_PIECE_ELEMENTS``.
@@ -83,12 +88,12 @@ def encode_piece(
         raise LimitExceeded(f"a piece of {len(old)} elements; split it")
     threads = thread_count(n_threads)
     if codec == "plain":
-        return plain_piece(len(old), kernels().encode_plain(old, new, threads))
+        return plain_piece(len(old), kernels().encode_plain(old, new, threads, keep_changes))
     if codec != "compact":
         raise StopError(f"no codec {codec!r}; choose one of: {', '.join(CODECS)}")
     survey = kernels().survey(old, new, dtype)
     model, chunk_log2 = build_model(survey, dtype), choose_chunk_log2(survey)
-    streams = kernels().encode_compact(old, new, dtype, model, chunk_log2, threads)
+    streams = kernels().encode_compact(old, new, dtype, model, chunk_log2, threads, keep_changes)
     if np.isin(streams.directory[:, 0], (0, DENSE)).all():
         # Nothing was coded with it: small tensors need not carry a model they do not use.
         model = UNUSED_MODEL

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from weightwire.kernels.contract import Streams
+from weightwire.kernels.contract import PLAIN_CHUNK, Streams
 from weightwire.kernels.reference import (
     PLAIN_BITMAP,
-    PLAIN_CHUNK,
     PLAIN_DENSE,
     PLAIN_SPARSE,
     plain_chunk_bytes,

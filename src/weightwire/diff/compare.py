@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from weightwire.codec.index import PatchIndex
 from weightwire.codec.piece import CODECS, encode_piece, thread_count
@@ -14,7 +15,7 @@ from weightwire.codec.writer import BucketSink, PatchWriter
 from weightwire.diff.state import StateReader
 from weightwire.digest import TensorDigest, combine, digest_bits, digest_tensor, piece_ranges
 from weightwire.errors import StopError
-from weightwire.model import Bits, TensorSpec
+from weightwire.model import Bits, Changes, TensorSpec
 
 Progress = Callable[[int], None]
 """Called with the number of target bytes dealt with since the last call."""
@@ -23,6 +24,24 @@ _NOTHING = TensorDigest()
 
 _MAX_CODERS = 3
 """Pieces coded at once: hides what is serial in each, and bounds memory to four pairs of pieces."""
+
+
+class ChangeLog(Protocol):
+    """Told what every piece of the target differs in, in state order, from one thread.
+
+    A publisher advances its copy of the base with it, without a second pass over memory. ``add`` is
+    called once for each piece of each target tensor, those without a change and those of empty
+    tensors included: they may still be reshaped, and their heads hold digests. Tensors that are
+    removed or tied have no pieces. A diff that raises may have told any part of it: what was added
+    counts only once ``diff_states`` has returned.
+    """
+
+    def add(self, head: RecordHead, changes: Changes) -> None:
+        """Take one piece's changes: positions from ``head.start`` on, and the new bits there.
+
+        For a FULL record, which has no base, that is every element. The arrays are the log's to
+        keep: none of them is live memory.
+        """
 
 
 @dataclass(frozen=True)
@@ -34,6 +53,14 @@ class _Piece:
     start: int
     old: Bits | None
     new: Bits
+
+
+@dataclass(frozen=True)
+class _Coded:
+    """A record on its way from a coder to the writer, with its changes where a log wants them."""
+
+    record: Record
+    changes: Changes | None
 
 
 @dataclass
@@ -55,15 +82,18 @@ def diff_states(
     *,
     n_threads: int | None = None,
     progress: Progress = lambda _: None,
+    log: ChangeLog | None = None,
 ) -> PatchIndex:
     """Write the buckets of the patch from ``base`` to ``target``, and give its index.
+
+    ``log`` is told of every piece's changes, from the calling thread, as the pieces are coded.
 
     Raises:
         StopError: a codec or element type that does not exist.
     """
     if codec not in CODECS:
         raise StopError(f"no codec {codec!r}; choose one of: {', '.join(CODECS)}")
-    return _Diff(base, target, PatchWriter(sink, codec), codec, n_threads).run(progress)
+    return _Diff(base, target, PatchWriter(sink, codec), codec, n_threads, log).run(progress)
 
 
 class _Diff:
@@ -76,9 +106,10 @@ class _Diff:
         writer: PatchWriter,
         codec: str,
         n_threads: int | None,
+        log: ChangeLog | None,
     ) -> None:
         self._base, self._target = base, target
-        self._writer, self._codec = writer, codec
+        self._writer, self._codec, self._log = writer, codec, log
         self._base_specs, self._target_specs = base.specs, target.specs
         n_pieces = sum(len(piece_ranges(spec)) for spec in self._target_specs.values())
         self._n_coders = max(1, min(thread_count(n_threads), n_pieces, _MAX_CODERS))
@@ -90,26 +121,29 @@ class _Diff:
 
     def run(self, progress: Progress) -> PatchIndex:
         tensor: _Tensor | None = None
-        for record in self._records():
-            if record.head.start == 0:
+        for coded in self._coded():
+            head = coded.record.head
+            if head.start == 0:
                 self._close(tensor)
-                tensor = _Tensor(record.head.spec, has_base=record.head.kind is not Kind.FULL)
+                tensor = _Tensor(head.spec, has_base=head.kind is not Kind.FULL)
             if tensor is not None:
-                self._take(record, tensor)
-            progress(record.head.n_elements * record.head.spec.dtype.n_bytes)
+                self._take(coded.record, tensor)
+            if self._log is not None and coded.changes is not None:
+                self._log.add(head, coded.changes)
+            progress(head.n_elements * head.spec.dtype.n_bytes)
         self._close(tensor)
         self._digest_unmatched()
         return self._finish()
 
-    def _records(self) -> Iterator[Record]:
+    def _coded(self) -> Iterator[_Coded]:
         """Records in state order. One thread reads ahead, a few code: memory stays at their pieces."""
-        waiting: deque[Future[Record]] = deque()
+        waiting: deque[Future[_Coded]] = deque()
         with (
             ThreadPoolExecutor(1, thread_name_prefix="weightwire-read") as reader,
             ThreadPoolExecutor(self._n_coders, thread_name_prefix="weightwire-code") as coders,
         ):
             for read in self._plan():
-                waiting.append(coders.submit(self._record, reader.submit(read)))
+                waiting.append(coders.submit(self._code, reader.submit(read)))
                 if len(waiting) > self._n_coders:
                     yield waiting.popleft().result()
             while waiting:
@@ -137,7 +171,7 @@ class _Diff:
         if tensor.is_changed:
             self._release()
 
-    def _record(self, reading: Future[_Piece]) -> Record:
+    def _code(self, reading: Future[_Piece]) -> _Coded:
         piece = reading.result()
         target = digest_bits(piece.new, piece.start, n_threads=self._n_threads)
         head = RecordHead(
@@ -151,15 +185,25 @@ class _Diff:
             base_shape=piece.spec.shape if piece.base_shape is None else piece.base_shape,
         )
         if piece.old is None or piece.base_shape is None:
-            return full_record(head, piece.new)
-        return self._patch_record(head, piece.old, piece)
+            return self._code_full(head, piece.new)
+        return self._code_patch(head, piece.old, piece)
 
-    def _patch_record(self, head: RecordHead, old: Bits, piece: _Piece) -> Record:
+    def _code_full(self, head: RecordHead, new: Bits) -> _Coded:
+        record = full_record(head, new)
+        # Read back from the record, which is a copy: the live tensor may move before the log is used.
+        return _Coded(record, None if self._log is None else record.changes(None))
+
+    def _code_patch(self, head: RecordHead, old: Bits, piece: _Piece) -> _Coded:
         base = digest_bits(old, piece.start, n_threads=self._n_threads)
         coded = encode_piece(
-            old, piece.new, piece.spec.dtype, self._codec, n_threads=self._n_threads
+            old,
+            piece.new,
+            piece.spec.dtype,
+            self._codec,
+            n_threads=self._n_threads,
+            keep_changes=self._log is not None,
         )
-        return patch_record(replace(head, base_digest=base), coded)
+        return _Coded(patch_record(replace(head, base_digest=base), coded), coded.streams.changes)
 
     def _release(self) -> None:
         """Pieces without a change are held until one of their tensor's has one."""

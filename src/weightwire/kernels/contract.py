@@ -26,6 +26,12 @@ PROBABILITY_BITS = 12
 
 PROBABILITY_SUM = 1 << PROBABILITY_BITS
 
+DENSE = 1 << 21
+"""The bit in a compact chunk's head that says: all new bits follow as they are."""
+
+PLAIN_CHUNK = 1 << 16
+"""Elements in a chunk of the plain codec: a position in it fits two bytes."""
+
 
 @dataclass(frozen=True)
 class StepTable:
@@ -64,11 +70,16 @@ class Survey:
 
 @dataclass(frozen=True)
 class Streams:
-    """A coded piece: one fixed-size directory row per chunk, and the chunks' words end to end."""
+    """A coded piece: one fixed-size directory row per chunk, and the chunks' words end to end.
+
+    ``changes`` is what was coded, in clear: there only when the encoder was asked to keep it, and
+    never part of a file. Positions are uint32 and count from the piece's start.
+    """
 
     directory: npt.NDArray[np.uint32]
     payload: npt.NDArray[np.uint8]
     n_changed: int
+    changes: Changes | None = None
 
 
 class Kernels(Protocol):
@@ -84,9 +95,20 @@ class Kernels(Protocol):
         """Look at the sample of ``sample_runs`` and count."""
 
     def encode_compact(
-        self, old: Bits, new: Bits, dtype: DType, model: ClassModel, chunk_log2: int, n_threads: int
+        self,
+        old: Bits,
+        new: Bits,
+        dtype: DType,
+        model: ClassModel,
+        chunk_log2: int,
+        n_threads: int,
+        keep_changes: bool = False,
     ) -> Streams:
-        """Code the changes from ``old`` to ``new``, given ``old``."""
+        """Code the changes from ``old`` to ``new``, given ``old``.
+
+        With ``keep_changes`` they are in the result too, in memory of their own: whoever must
+        bring a copy of ``old`` up to date need not compare a second time.
+        """
 
     def decode_compact(
         self,
@@ -99,8 +121,13 @@ class Kernels(Protocol):
     ) -> Changes:
         """The inverse of ``encode_compact``; raises ``CorruptStream`` on anything it did not write."""
 
-    def encode_plain(self, old: Bits, new: Bits, n_threads: int) -> Streams:
-        """Code the changes from ``old`` to ``new`` so that they decode without ``old``."""
+    def encode_plain(
+        self, old: Bits, new: Bits, n_threads: int, keep_changes: bool = False
+    ) -> Streams:
+        """Code the changes from ``old`` to ``new`` so that they decode without ``old``.
+
+        ``keep_changes`` as above; elements that a dense chunk repeats unchanged are not among them.
+        """
 
     def decode_plain(
         self, n_elements: int, dtype: DType, streams: Streams, n_threads: int

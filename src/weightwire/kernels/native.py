@@ -35,17 +35,26 @@ class NativeKernels:
         return Survey(by_key, by_token.reshape(-1, N_TOKENS))
 
     def encode_compact(
-        self, old: Bits, new: Bits, dtype: DType, model: ClassModel, chunk_log2: int, n_threads: int
+        self,
+        old: Bits,
+        new: Bits,
+        dtype: DType,
+        model: ClassModel,
+        chunk_log2: int,
+        n_threads: int,
+        keep_changes: bool = False,
     ) -> Streams:
-        directory, payload, n_changed = _call(
+        directory, words, n_changed, *kept = _call(
             f"encode_compact_{_kind(dtype)}",
             _flat(old),
             _flat(new),
             *_model_arrays(model),
             chunk_log2,
             n_threads,
+            keep_changes,
         )
-        return Streams(directory.reshape(-1, 2), payload, n_changed)
+        changes = Changes(*kept) if keep_changes else None
+        return Streams(directory.reshape(-1, 2), words.view(np.uint8), n_changed, changes)
 
     def decode_compact(
         self,
@@ -67,11 +76,14 @@ class NativeKernels:
         )
         return Changes(positions, bits)
 
-    def encode_plain(self, old: Bits, new: Bits, n_threads: int) -> Streams:
-        directory, payload, n_changed = _call(
-            f"encode_plain_{_width(old)}", _flat(old), _flat(new), n_threads
+    def encode_plain(
+        self, old: Bits, new: Bits, n_threads: int, keep_changes: bool = False
+    ) -> Streams:
+        directory, payload, n_changed, *kept = _call(
+            f"encode_plain_{_width(old)}", _flat(old), _flat(new), n_threads, keep_changes
         )
-        return Streams(directory.reshape(-1, 1), payload, n_changed)
+        changes = Changes(*kept) if keep_changes else None
+        return Streams(directory.reshape(-1, 1), payload, n_changed, changes)
 
     def decode_plain(
         self, n_elements: int, dtype: DType, streams: Streams, n_threads: int

@@ -13,8 +13,10 @@ import numpy.typing as npt
 from weightwire.errors import CorruptStream
 from weightwire.kernels import ans, gaps, mixing, steps
 from weightwire.kernels.contract import (
+    DENSE,
     N_CLASSES,
     N_TOKENS,
+    PLAIN_CHUNK,
     ClassModel,
     StepTable,
     Streams,
@@ -23,10 +25,8 @@ from weightwire.kernels.contract import (
 )
 from weightwire.model import Bits, Changes, DType
 
-DENSE = 1 << 21
 EXCEPTIONS = 1 << 22
 EVENT_MASK = DENSE - 1
-PLAIN_CHUNK = 1 << 16
 PLAIN_SPARSE, PLAIN_BITMAP, PLAIN_DENSE = range(3)
 
 
@@ -52,7 +52,14 @@ class ReferenceKernels:
         return Survey(n_by_key, n_changed)
 
     def encode_compact(
-        self, old: Bits, new: Bits, dtype: DType, model: ClassModel, chunk_log2: int, n_threads: int
+        self,
+        old: Bits,
+        new: Bits,
+        dtype: DType,
+        model: ClassModel,
+        chunk_log2: int,
+        n_threads: int,
+        keep_changes: bool = False,
     ) -> Streams:
         del n_threads
         size = 1 << chunk_log2
@@ -60,7 +67,7 @@ class ReferenceKernels:
             _encode_chunk(old[s : s + size], new[s : s + size], dtype, model)
             for s in range(0, len(old), size)
         ]
-        return _gather(chunks, 2, int(np.count_nonzero(old != new)))
+        return _gather(chunks, 2, _changes_between(old, new), keep_changes)
 
     def decode_compact(
         self,
@@ -84,13 +91,15 @@ class ReferenceKernels:
             first += n_words
         return _concatenated(positions, bits, dtype, len(old))
 
-    def encode_plain(self, old: Bits, new: Bits, n_threads: int) -> Streams:
+    def encode_plain(
+        self, old: Bits, new: Bits, n_threads: int, keep_changes: bool = False
+    ) -> Streams:
         del n_threads
         chunks = [
             _encode_plain_chunk(old[s : s + PLAIN_CHUNK], new[s : s + PLAIN_CHUNK])
             for s in range(0, len(old), PLAIN_CHUNK)
         ]
-        return _gather(chunks, 1, int(np.count_nonzero(old != new)))
+        return _gather(chunks, 1, _changes_between(old, new), keep_changes)
 
     def decode_plain(
         self, n_elements: int, dtype: DType, streams: Streams, n_threads: int
@@ -132,10 +141,17 @@ def _check_payload(n_promised: int, streams: Streams) -> None:
         raise CorruptStream("payload does not match its directory")
 
 
-def _gather(chunks: list[tuple[list[int], bytes]], width: int, n_changed: int) -> Streams:
+def _gather(
+    chunks: list[tuple[list[int], bytes]], width: int, changes: Changes, keep_changes: bool
+) -> Streams:
     rows = np.array([row for row, _ in chunks], dtype=np.uint32).reshape(len(chunks), width)
     payload = np.frombuffer(b"".join(body for _, body in chunks), dtype=np.uint8)
-    return Streams(rows, payload, n_changed)
+    return Streams(rows, payload, len(changes), changes if keep_changes else None)
+
+
+def _changes_between(old: Bits, new: Bits) -> Changes:
+    at = np.flatnonzero(old != new)
+    return Changes(at.astype(np.uint32), new[at])
 
 
 def _concatenated(
