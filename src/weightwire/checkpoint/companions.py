@@ -7,9 +7,9 @@ import shutil
 from fnmatch import fnmatch
 from pathlib import Path
 
-from weightwire.checkpoint.disk import LocalDisk, sync_folder
 from weightwire.checkpoint.file_names import is_leftover
 from weightwire.checkpoint.regular_file import real_path, stays_inside
+from weightwire.durable import sync_folder
 
 _STALE = (
     "*.safetensors",
@@ -55,7 +55,7 @@ def _copy_folder(entry: Path, target: Path, root: Path) -> None:
     target.mkdir()
     for child in sorted(entry.iterdir()):
         _copy(child, target / child.name, root)
-    sync_folder(LocalDisk(), target)
+    sync_folder(target)
 
 
 def _copy_file(entry: Path, target: Path) -> None:

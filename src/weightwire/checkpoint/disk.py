@@ -56,12 +56,3 @@ class LocalDisk:
     def unlink(self, path: Path) -> None:
         """Remove a file."""
         path.unlink()
-
-
-def sync_folder(disk: Disk, folder: Path) -> None:
-    """Make the names in a folder durable; without it a power cut can undo a rename."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        disk.fsync(descriptor)
-    finally:
-        os.close(descriptor)

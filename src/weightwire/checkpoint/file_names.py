@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Iterable
 from pathlib import Path
@@ -54,6 +55,13 @@ def temporary_sibling(out: Path, suffix: str = ".tmp") -> Path:
     """A name beside ``out``, so that renaming to it never crosses file systems."""
     mark = f"{_TEMPORARY_MARK}{os.getpid()}-{secrets.token_hex(4)}"
     return out.with_name(f".{out.name}{mark}{suffix}")
+
+
+def temporary_owner(name: str, out: Path) -> int | None:
+    """The process that made a ``temporary_sibling`` of ``out``; None for any other name."""
+    mark = re.escape(f".{out.name}{_TEMPORARY_MARK}")
+    found = re.fullmatch(mark + r"([1-9][0-9]{0,8})-[0-9a-f]{8}\.tmp", name)
+    return int(found[1]) if found else None
 
 
 def is_leftover(name: str) -> bool:

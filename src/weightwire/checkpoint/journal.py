@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from weightwire.checkpoint.disk import Disk, LocalDisk, sync_folder
+from weightwire.checkpoint.disk import Disk, LocalDisk
 from weightwire.checkpoint.file_names import (
     checkpoint_of_journal,
     journal_of_file,
@@ -28,6 +28,7 @@ from weightwire.checkpoint.locate import locate
 from weightwire.checkpoint.reader import Checkpoint, check_not_interrupted
 from weightwire.checkpoint.regular_file import open_regular
 from weightwire.checkpoint.replay import replay
+from weightwire.durable import sync_folder
 from weightwire.errors import MissingTensor, UnsupportedLayout
 from weightwire.model import Changes, TensorSpec
 
@@ -129,7 +130,7 @@ def _commit(
     finally:
         os.close(descriptor)
     disk.rename(partial, journal)
-    sync_folder(disk, journal.parent)
+    sync_folder(journal.parent, disk.fsync)
 
 
 def _write_journal(
@@ -149,7 +150,7 @@ def _finish(journal: Path, checkpoint: Checkpoint, targets: Mapping[Path, int], 
     with open_regular(journal, os.O_RDONLY) as descriptor:
         replay(JournalReader(descriptor, str(journal)), checkpoint, targets, disk)
     disk.unlink(journal)
-    sync_folder(disk, journal.parent)
+    sync_folder(journal.parent, disk.fsync)
 
 
 def _forget_partial(journal: Path, disk: Disk) -> None:

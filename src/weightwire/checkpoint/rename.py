@@ -8,9 +8,9 @@ import os
 import shutil
 from pathlib import Path
 
-from weightwire.checkpoint.disk import LocalDisk, sync_folder
 from weightwire.checkpoint.file_names import WEIGHTS_SUFFIX, temporary_sibling
 from weightwire.checkpoint.reader import check_not_interrupted
+from weightwire.durable import sync_folder
 from weightwire.errors import NotACheckpoint, OutputExists
 
 _AT_FDCWD = -100
@@ -52,7 +52,7 @@ def put_in_place(temporary: Path, out: Path, *, overwrite: bool) -> None:
         _replace_folder(temporary, out)
     else:
         temporary.replace(out)
-    sync_folder(LocalDisk(), out.parent)
+    sync_folder(out.parent)
 
 
 def remove(path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,13 +13,14 @@ from typing import TypeAlias
 import numpy as np
 
 from weightwire.checkpoint.companions import copy_companions
-from weightwire.checkpoint.disk import LocalDisk, sync_folder
 from weightwire.checkpoint.file_names import INDEX_NAME, temporary_sibling
+from weightwire.checkpoint.leftovers import remove_leftovers
 from weightwire.checkpoint.reader import Checkpoint
 from weightwire.checkpoint.rename import check_output, put_in_place, remove
 from weightwire.checkpoint.shard_index import build_index
 from weightwire.container import build_header
 from weightwire.digest import piece_ranges
+from weightwire.durable import sync_folder
 from weightwire.errors import MalformedRecord
 from weightwire.model import Bits, TensorSpec
 
@@ -48,12 +50,14 @@ def write_checkpoint(
     *,
     overwrite: bool = False,
     progress: Progress | None = None,
+    clock: Callable[[], float] = time.time,
 ) -> None:
     """Write the tensors ``specs`` as a checkpoint of the same form as ``base``.
 
     Tensors keep their shard and order, new ones join the last shard, and the files beside the
     weights are copied. ``resolve`` is called in file order with rising ranges of at most
-    a piece. ``out`` is complete or absent at every moment, power cuts included.
+    a piece. ``out`` is complete or absent at every moment, power cuts included. What writers of
+    ``out`` that were killed left an hour ago or earlier, by ``clock``, is removed first.
 
     Raises:
         OutputExists: ``out`` exists and may not be replaced.
@@ -65,6 +69,7 @@ def write_checkpoint(
     out = out.absolute()
     check_output(out, as_folder=base.place.folder is not None, overwrite=overwrite)
     out.parent.mkdir(parents=True, exist_ok=True)
+    remove_leftovers(out, clock)
     shards = _assign(base, specs)
     temporary = temporary_sibling(out)
     try:
@@ -121,7 +126,7 @@ def _write_folder(
         index = build_index(groups, base.place.index.metadata)
         with _durable_file(folder / INDEX_NAME) as descriptor:
             _write_all(descriptor, memoryview(index))
-    sync_folder(LocalDisk(), folder)
+    sync_folder(folder)
 
 
 def _write_shard(path: Path, shard: _Shard, resolve: Resolve, progress: Progress | None) -> None:

@@ -17,6 +17,7 @@ from weightwire.codec.bucket import parse_bucket
 from weightwire.codec.index import INDEX_FILE, BucketEntry, PatchIndex, index_bytes, parse_index
 from weightwire.codec.record import KIND_OF_CODEC, Kind, Record, RecordHead
 from weightwire.container import read_bytes
+from weightwire.durable import sync_folder
 from weightwire.errors import (
     HashMismatch,
     LimitExceeded,
@@ -271,15 +272,7 @@ class PatchFolder:
         """Write the index and give the folder its name: the moment the patch exists."""
         self.put(INDEX_FILE, index_bytes(index))
         self._building.chmod(0o755)
-        _sync_folder(self._building)
+        sync_folder(self._building)
         # rename() would replace an empty folder that appeared meanwhile, and nothing else.
         self._building.rename(self._path)
-        _sync_folder(self._path.resolve().parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync_folder(self._path.resolve().parent)

@@ -1,0 +1,22 @@
+"""Making names survive a power cut: what every folder that is written to needs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+
+def sync_folder(folder: Path, fsync: Callable[[int], None] = os.fsync) -> None:
+    """Make the names in a folder durable; without it a power cut can undo a rename.
+
+    ``fsync`` is passed in by those whose every effect must be seen by a test.
+
+    Raises:
+        OSError: there is no such folder, or its file system failed to keep it.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fsync(descriptor)
+    finally:
+        os.close(descriptor)
