@@ -58,6 +58,17 @@ def test_markdown_tables_hold_the_measured_values() -> None:
     assert "| merged patch | 1 | 1,234 | 1.234 | 200,000 |" in lines
 
 
+def test_each_encoding_that_ours_are_measured_against_has_its_own_table() -> None:
+    one = case("BF16 1 %", GENERATED)
+    ratios = (ratio(one, "compact", BEST_PUBLISHED), ratio(one, "compact", "compact"))
+    text = to_markdown(BenchReport(MACHINE, 1, (one,), ratios, (), ()))
+    first, second = text.split("## Against ")[1:]
+    assert first.startswith(BEST_PUBLISHED)
+    assert "| BF16 1 % | compact | 2.19 | 1.00 | 1.00 |" in first
+    assert second.startswith("compact\n")
+    assert "| BF16 1 % | compact | 1.00 | 1.00 | 1.00 |" in second
+
+
 def test_every_markdown_table_has_as_many_cells_in_all_rows() -> None:
     for block in to_markdown(full_report()).split("\n\n"):
         if block.startswith("|"):

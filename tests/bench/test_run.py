@@ -13,6 +13,7 @@ from weightwire.bench.plot import save_plot
 from weightwire.bench.published import BEST_PUBLISHED, PUBLISHED
 from weightwire.bench.report import to_json, to_markdown
 from weightwire.bench.run import run_codec_bench
+from weightwire.bench.whole import WHOLE_TENSORS
 from weightwire.errors import NotAPatch, StopError
 from weightwire.model import dtype_named
 
@@ -39,13 +40,14 @@ def test_our_codecs_restore_tensors_longer_than_a_piece(
 def test_a_quick_run_measures_every_encoding_on_every_case(chain_file: Path) -> None:
     steps: list[str] = []
     report = run_codec_bench(chain_file, 1 << 14, 2, quick=True, progress=steps.append)
-    names = [*OUR_CODECS, *(encoding.name for encoding in PUBLISHED)]
+    names = [*OUR_CODECS, *(encoding.name for encoding in PUBLISHED), WHOLE_TENSORS]
     assert len(report.cases) == 2 + 7 + 3 + 1
     assert all([m.encoding for m in case.measurements] == names for case in report.cases)
     assert [(point.encoding, point.n_threads) for point in report.scaling] == [
         (codec, n_threads) for codec in OUR_CODECS for n_threads in (1, 2)
     ]
-    assert {found.against for found in report.ratios} == {BEST_PUBLISHED}
+    assert {found.against for found in report.ratios} == {BEST_PUBLISHED, WHOLE_TENSORS}
+    assert len(report.ratios) == 2 * len(OUR_CODECS) * len(report.cases)
     assert len(steps) > len(report.cases)
 
 

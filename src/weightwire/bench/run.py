@@ -25,12 +25,16 @@ from weightwire.bench.ours import OUR_CODECS, OurContender, our_contenders
 from weightwire.bench.published import BEST_PUBLISHED
 from weightwire.bench.results import BenchReport, CaseResult, Measurement, ratio
 from weightwire.bench.sliced import published_contenders
+from weightwire.bench.whole import WHOLE_TENSORS, WholeTensors
 from weightwire.errors import StopError
 
 DEFAULT_ELEMENTS = 1 << 24
 QUICK_ELEMENTS = 1 << 16
 SPEED_FACTOR = 8
 """The speed case is this much larger than the others, so that it leaves every cache."""
+
+BASELINES = (BEST_PUBLISHED, WHOLE_TENSORS)
+"""What ratios are taken against: the best published encoding, in slices and written plainly."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +75,19 @@ def run_codec_bench(
     with ThreadPoolExecutor(plan.n_threads) as pool:
         contenders: list[Contender] = [*our_contenders(plan.n_threads)]
         contenders += published_contenders(plan.n_threads, pool)
+        contenders.append(WholeTensors(plan.n_threads))
         results, scaling = _race_all(chain, plan, contenders, progress, clock)
     progress("files on disk" if chain else "done")
     return BenchReport(
         machine=machine,
         n_repeats=plan.n_repeats,
         cases=results,
-        ratios=tuple(ratio(case, own, BEST_PUBLISHED) for case in results for own in OUR_CODECS),
+        ratios=tuple(
+            ratio(case, own, against)
+            for against in BASELINES
+            for case in results
+            for own in OUR_CODECS
+        ),
         scaling=scaling,
         files=measure_files(chain) if chain else (),
     )

@@ -19,17 +19,26 @@ class _Contexts(threading.local):
     """Contexts are costly to make and must not be shared by threads that run at once."""
 
     def __init__(self, zstandard: Any) -> None:
-        self.compressor = zstandard.ZstdCompressor(level=1)
+        self._zstandard = zstandard
+        self._compressors: dict[int, Any] = {}
         self.decompressor = zstandard.ZstdDecompressor()
 
+    def compressor(self, n_threads: int) -> Any:
+        """At one thread, zstd works on the caller's instead of waiting for one of its own."""
+        if n_threads not in self._compressors:
+            n_workers = n_threads if n_threads > 1 else 0
+            made = self._zstandard.ZstdCompressor(level=1, threads=n_workers)
+            self._compressors[n_threads] = made
+        return self._compressors[n_threads]
 
-def compress(array: npt.NDArray[Any]) -> Part:
+
+def compress(array: npt.NDArray[Any], n_threads: int = 1) -> Part:
     """The array's bytes as one frame.
 
     Raises:
         StopError: the ``zstandard`` package is not installed.
     """
-    return np.frombuffer(_contexts().compressor.compress(array), np.uint8)
+    return np.frombuffer(_contexts().compressor(n_threads).compress(array), np.uint8)
 
 
 def decompress(part: Part) -> Part:
