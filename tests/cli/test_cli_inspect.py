@@ -89,6 +89,20 @@ def test_counted_classes_add_up_to_the_elements_and_changes() -> None:
     assert sum(each.n_changed for each in summary.classes) == patch.n_changed
 
 
+@pytest.mark.parametrize("density", [0.0001, 0.02, 1.0])
+def test_counted_classes_are_those_of_the_base_whatever_the_chunk_size(density: float) -> None:
+    old, new = trained_pair((1 << 20) + 77, density)
+    patch = weightwire.diff(old, new)
+    (record,) = patch.records()
+    assert (record.piece().chunk_log2 > 18) == (density < 0.001)
+    counted = inspect_patch(patch, MemoryState(old.items()), by_class=True).classes
+    n_by_key = np.bincount(old["w"].view("<u2") >> 7 & 0xFF, minlength=256)
+    first, *inner, last = counted
+    assert [each.n_elements for each in inner] == [n_by_key[each.key] for each in inner]
+    assert first.n_elements == n_by_key[: first.key + 1].sum()
+    assert last.n_elements == n_by_key[last.key :].sum()
+
+
 @pytest.mark.parametrize("density", [0.002, 0.02, 0.3])
 def test_code_lengths_by_class_add_up_to_the_bytes_on_disk(density: float) -> None:
     old, new = trained_pair(density=density)

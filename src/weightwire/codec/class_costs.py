@@ -19,11 +19,13 @@ from weightwire.codec.piece import EncodedPiece
 from weightwire.codec.record import Record
 from weightwire.diff.state import StateReader
 from weightwire.errors import MissingTensor
+from weightwire.kernels import kernels
 from weightwire.kernels.contract import (
     DENSE,
     N_CLASSES,
     N_TOKENS,
     PROBABILITY_BITS,
+    WHOLE_SAMPLE,
     ClassModel,
     StepTable,
 )
@@ -138,11 +140,15 @@ class _Counted:
     piece: EncodedPiece
 
     def elements(self) -> _Counts:
-        """Elements by chunk and class."""
+        """Elements by chunk and class, in parts small enough for a survey to see all of them."""
         total = self._zeros()
-        for start in range(0, len(self.old), _BLOCK):
-            block = self.old[start : start + _BLOCK]
-            total += self._by_chunk(np.arange(start, start + len(block)), block)
+        keys = np.arange(self.dtype.key_mask + 1)
+        classes = np.clip(keys - self.model.base_key, 0, N_CLASSES - 1)
+        size = min(1 << self.piece.chunk_log2, WHOLE_SAMPLE)
+        for start in range(0, len(self.old), size):
+            part = self.old[start : start + size]
+            n_by_key = kernels().survey(part, part, self.dtype).n_by_key
+            np.add.at(total[start >> self.piece.chunk_log2], classes, n_by_key)
         return total
 
     def changed(self) -> _Counts:

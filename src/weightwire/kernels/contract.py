@@ -26,6 +26,9 @@ PROBABILITY_BITS = 12
 
 PROBABILITY_SUM = 1 << PROBABILITY_BITS
 
+WHOLE_SAMPLE = 1 << 18
+"""Up to so many elements, a survey looks at all of them: its counts are exact."""
+
 DENSE = 1 << 21
 """The bit in a compact chunk's head that says: all new bits follow as they are."""
 
@@ -146,7 +149,7 @@ class Kernels(Protocol):
 
 def sample_runs(n_elements: int) -> list[tuple[int, int]]:
     """Where ``survey`` looks: everything up to 2^18 elements, else 64 even runs of 4096."""
-    if n_elements <= 1 << 18:
+    if n_elements <= WHOLE_SAMPLE:
         return [(0, n_elements)]
     span = n_elements - 4096
     return [(r * span // 63, r * span // 63 + 4096) for r in range(64)]
