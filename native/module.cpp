@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
 
@@ -313,23 +314,61 @@ std::pair<Out<uint32_t>, Out<T>> decode_plain(size_t n, In<uint32_t> directory, 
 
 // ------------------------------------------------------------------------------------- scatter and digest
 
+constexpr size_t n_ahead = 16;  // elements between a prefetch and its use: memory answers in about that time
+
+// Refuses before the first access. A plain maximum, so that the compiler can use vectors.
 template <class T, class P>
-void scatter(InOut<T> bits, In<P> positions, In<T> now, size_t n_threads) {
+void check_places(size_t limit, In<P> positions, In<T> values) {
+    if (positions.size() != values.size()) throw std::invalid_argument("positions and bits have different lengths");
+    P last = 0;
+    for (size_t i = 0; i < positions.size(); i++) last = std::max(last, positions.data()[i]);
+    if (positions.size() && last >= limit) throw std::out_of_range("a position lies past the end of its tensor");
+}
+
+// Calls visit(i, place) for the element at each position, with its memory fetched ahead.
+template <bool writes, class T, class P, class Visit>
+void visit_places(T* bits, size_t n_bits, In<P> positions, In<std::remove_const_t<T>> values, size_t n_threads,
+                  Visit visit) {
     check_threads(n_threads);
-    if (positions.size() != now.size()) throw std::invalid_argument("positions and bits have different lengths");
     nb::gil_scoped_release release;
-    const size_t n = positions.size(), limit = bits.size(), slice = size_t(1) << 16;
-    for (size_t i = 0; i < n; i++)
-        if (positions.data()[i] >= limit) throw std::out_of_range("a position lies past the end of its tensor");
+    check_places(n_bits, positions, values);
+    const size_t n = positions.size(), slice = size_t(1) << 13;
     run_jobs((n + slice - 1) / slice, n_threads, [&] {
         return [&](size_t job) {
             const size_t stop = std::min(n, (job + 1) * slice);
             for (size_t i = job * slice; i < stop; i++) {
-                if (i + 16 < stop) __builtin_prefetch(bits.data() + positions.data()[i + 16], 1);
-                bits.data()[positions.data()[i]] = now.data()[i];
+                if (i + n_ahead < stop) __builtin_prefetch(bits + positions.data()[i + n_ahead], writes);
+                visit(i, bits[positions.data()[i]]);
             }
         };
     });
+}
+
+template <class T, class P>
+void scatter(InOut<T> bits, In<P> positions, In<T> now, size_t n_threads) {
+    visit_places<true>(bits.data(), bits.size(), positions, now, n_threads,
+                       [&](size_t i, T& place) { place = now.data()[i]; });
+}
+
+// Writes like scatter, and gives the bits that were there.
+template <class T, class P>
+Out<T> exchange(InOut<T> bits, In<P> positions, In<T> now, size_t n_threads) {
+    Array<T> before(positions.size());
+    visit_places<true>(bits.data(), bits.size(), positions, now, n_threads, [&](size_t i, T& place) {
+        before.data[i] = place;
+        place = now.data()[i];
+    });
+    return before.to_numpy();
+}
+
+// Whether the elements at these places have these bits.
+template <class T, class P>
+bool matches(In<T> bits, In<P> positions, In<T> wanted, size_t n_threads) {
+    std::atomic<bool> same{true};
+    visit_places<false>(bits.data(), bits.size(), positions, wanted, n_threads, [&](size_t i, const T& place) {
+        if (place != wanted.data()[i]) same.store(false, std::memory_order_relaxed);
+    });
+    return same;
 }
 
 template <class T>
@@ -373,6 +412,10 @@ void bind_width(nb::module_& m, const char* name) {
     m.def(("digest" + suffix).c_str(), &digest<T>);
     m.def(("scatter" + suffix).c_str(), &scatter<T, uint32_t>);
     m.def(("scatter" + suffix).c_str(), &scatter<T, uint64_t>);
+    m.def(("exchange" + suffix).c_str(), &exchange<T, uint32_t>);
+    m.def(("exchange" + suffix).c_str(), &exchange<T, uint64_t>);
+    m.def(("matches" + suffix).c_str(), &matches<T, uint32_t>);
+    m.def(("matches" + suffix).c_str(), &matches<T, uint64_t>);
     m.def(("digest_at" + suffix).c_str(), &digest_single<T, uint32_t>);
     m.def(("digest_at" + suffix).c_str(), &digest_single<T, uint64_t>);
 }

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from weightwire.errors import DiskTrouble
 
 
 def sync_folder(folder: Path, fsync: Callable[[int], None] = os.fsync) -> None:
@@ -20,3 +23,18 @@ def sync_folder(folder: Path, fsync: Callable[[int], None] = os.fsync) -> None:
         fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def typed_disk_errors(path: Path) -> Iterator[None]:
+    """Turn the operating system's errors into ours: a full disk is a matter of waiting for room.
+
+    Raises:
+        DiskTrouble: in place of any OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise DiskTrouble(
+            f"{path} cannot be written: {error}; free some space or mend the disk, then try again"
+        ) from error

@@ -1,16 +1,23 @@
 """Every failure has a type, and the type says what to do about it.
 
 WeightwireError
-├── RetryError            the bytes at hand are damaged: fetch them again
+├── RetryError            the bytes at hand are damaged, or did not come: try again
 │   ├── TruncatedFile         shorter than it says it is
 │   ├── HashMismatch          a bucket is not the one its index names
 │   ├── MalformedHeader       a safetensors header or patch index that lies or does not parse
 │   ├── MalformedRecord       a tensor record whose fields contradict each other
-│   └── CorruptStream         a coded stream that does not decode
+│   ├── CorruptStream         a coded stream that does not decode
+│   ├── StoreUnavailable      the store gave no answer, or said "later"
+│   ├── CommitUnknown         a commit was sent, and no answer says whether it happened
+│   ├── StateMoved            the state changed while it was being read; nothing was published
+│   └── DiskTrouble           a local file could not be written: the disk is full or failing
 ├── ResyncError           the state at hand is not the one the patch needs: start from an anchor
 │   ├── BaseMismatch          the base's digest differs; nothing was written
 │   ├── TargetMismatch        the result's digest differs; the state must be rebuilt
-│   └── MissingTensor         the patch names a tensor the state does not have
+│   ├── MissingTensor         the patch names a tensor the state does not have
+│   ├── ObjectMissing         the store has no such object: collected, or never written
+│   ├── NoWay                 nothing in the store leads from here to the newest version
+│   └── Dirty                 an activation was interrupted: the weights may be a mixture
 └── StopError             trying again cannot help: a person must change something
     ├── UnsupportedVersion    a format version this release does not read
     ├── UnsupportedDType      an element type Weightwire has no code for
@@ -22,7 +29,19 @@ WeightwireError
     ├── IncompatiblePatches   patches that do not form a chain, or need a base to merge
     ├── OutputExists          refusing to overwrite
     ├── InterruptedApply      an in-place apply died half way: finish it with ``recover``
-    └── BackendMissing        a kernel backend that is not installed
+    ├── BackendMissing        a kernel backend that is not installed
+    ├── ExtraMissing          an optional dependency that is not installed
+    ├── StoreRefused          the store will not: no permission, no bucket, no space
+    ├── NotARun               a store prefix that holds no run, or something else
+    ├── FencedWriter          a newer publisher took over this run, or it was collected meanwhile
+    ├── PublisherClosed       publishing after ``close``
+    └── UntrustedHistory      the store shows a history that must not be followed
+        ├── UnsignedRecord        a signature is required and there is none
+        ├── BadSignature          a signature that the pinned key did not make
+        ├── ReplayedRecord        a record of another run, version or epoch in this place
+        ├── RolledBack            the newest version is older than one seen before
+        ├── ForkedHistory         two different records of one version
+        └── FrozenHistory         no new record for longer than is allowed: an alarm
 """
 
 from __future__ import annotations
@@ -56,6 +75,22 @@ class CorruptStream(RetryError):
     """A coded stream ends early, points outside its chunk, or does not end where it must."""
 
 
+class StoreUnavailable(RetryError):
+    """The store gave no answer, or said "later"; a write may or may not have happened."""
+
+
+class CommitUnknown(RetryError):
+    """A commit was sent and nobody knows whether it happened; the next publish settles it."""
+
+
+class StateMoved(RetryError):
+    """The state changed while it was being read: nothing was published, the baseline stays."""
+
+
+class DiskTrouble(RetryError):
+    """A local file could not be written or read; free space or mend the disk, then try again."""
+
+
 class ResyncError(WeightwireError):
     """The state at hand is not the one the patch was made for."""
 
@@ -70,6 +105,18 @@ class TargetMismatch(ResyncError):
 
 class MissingTensor(ResyncError):
     """The patch names a tensor that the state does not have."""
+
+
+class ObjectMissing(ResyncError):
+    """The store has no such object: collected, lost, or never written."""
+
+
+class NoWay(ResyncError):
+    """Nothing in the store leads from the state at hand to the newest version."""
+
+
+class Dirty(ResyncError):
+    """An activation was interrupted: the weights may be a mixture, and must not be served."""
 
 
 class StopError(WeightwireError):
@@ -118,3 +165,51 @@ class InterruptedApply(StopError):
 
 class BackendMissing(StopError):
     """A kernel backend was asked for that is not installed."""
+
+
+class ExtraMissing(StopError):
+    """An optional dependency is not installed; the message says what to install."""
+
+
+class StoreRefused(StopError):
+    """The store will not: no permission, no such bucket, no space left."""
+
+
+class NotARun(StopError):
+    """A store prefix that holds no run, or something that is not one."""
+
+
+class FencedWriter(StopError):
+    """A newer publisher took over this run; this one must not write again."""
+
+
+class PublisherClosed(StopError):
+    """A publisher was used after ``close``."""
+
+
+class UntrustedHistory(StopError):
+    """The store shows a history that must not be followed."""
+
+
+class UnsignedRecord(UntrustedHistory):
+    """A signature is required, and the record has none."""
+
+
+class BadSignature(UntrustedHistory):
+    """The record's signature was not made by the pinned key over these bytes."""
+
+
+class ReplayedRecord(UntrustedHistory):
+    """A record of another run, version or epoch stands in this place."""
+
+
+class RolledBack(UntrustedHistory):
+    """The newest version in the store is older than one seen there before."""
+
+
+class ForkedHistory(UntrustedHistory):
+    """Two different records of one version, or a record that does not follow the one before it."""
+
+
+class FrozenHistory(UntrustedHistory):
+    """No new record for longer than is allowed: the publisher stopped, or someone hides its work."""

@@ -49,3 +49,21 @@ MIN_CHUNK_LOG2 = 10
 
 MAX_CHUNK_LOG2 = 20
 """Largest chunk: the event count of a chunk has 21 bits, and a GPU decodes one chunk per warp."""
+
+MAX_RECORD_BYTES = 1 << 20
+"""A commit record has about 1 kB; nothing in it grows with the model."""
+
+ANCHOR_CHUNK_BYTES = 8 << 20
+"""An anchor's files are hashed, fetched and retried in chunks of this size."""
+
+MAX_ANCHOR_FILES = 1 << 16
+"""Most files in an anchor: shards and what lies beside them."""
+
+MAX_COMPANION_BYTES = 256 << 20
+"""Largest file beside the weights: tokenizers reach 30 MB."""
+
+MAX_RECEIPTS = 1 << 16
+"""Most receivers whose receipts are read; a stranger can write more, and they are passed over."""
+
+MAX_UNLISTED = 1 << 10
+"""Versions a reader asks for by name when a listing leaves them out; more are never in doubt."""

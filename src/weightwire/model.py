@@ -134,3 +134,8 @@ class Changes:
 
     def __len__(self) -> int:
         return len(self.positions)
+
+    @property
+    def n_bytes(self) -> int:
+        """What keeping it costs."""
+        return self.positions.nbytes + self.bits.nbytes

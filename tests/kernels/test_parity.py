@@ -72,6 +72,15 @@ def assert_plain_parity(old: Bits, new: Bits, dtype: DType) -> None:
         written = old.copy()
         kernels.scatter(written, decoded[0].positions, decoded[0].bits, 2)
         assert written.tobytes() == new.tobytes()
+        again = old.copy()
+        before = kernels.exchange(again, decoded[0].positions, decoded[0].bits, 2)
+        assert again.tobytes() == new.tobytes()
+        assert before.tobytes() == old[decoded[0].positions].tobytes()
+        assert kernels.matches(written, decoded[0].positions, decoded[0].bits, 2)
+        for place in decoded[0].positions[::97]:
+            written[place] ^= 1
+            assert not kernels.matches(written, decoded[0].positions, decoded[0].bits, 2)
+            written[place] ^= 1
     at = np.flatnonzero(old != new).astype(np.uint32)
     for first in (0, 1, 255, 1 << 33):
         assert NATIVE.digest(new, first, 2) == REFERENCE.digest(new, first, 2)

@@ -107,11 +107,12 @@ def _all_changes(patched: PatchedState, stage: Stage) -> Iterator[tuple[str, Cha
     progress = stage("apply", sum(pieces[0][1].spec.n_bytes for pieces in heads.values()))
     for name, pieces in heads.items():
         for bucket, head in pieces:
-            yield name, _from_tensor_start(patched.changes(bucket, head), head.start, head.stop)
+            yield name, from_tensor_start(patched.changes(bucket, head), head.start, head.stop)
             progress(head.n_elements * head.spec.dtype.n_bytes)
 
 
-def _from_tensor_start(changes: Changes, start: int, stop: int) -> Changes:
+def from_tensor_start(changes: Changes, start: int, stop: int) -> Changes:
+    """A piece's changes with positions counted from its tensor's start; none reaches ``stop``."""
     if start == 0:
         return changes
     wide = np.dtype(np.uint32 if stop <= 1 << 32 else np.uint64)

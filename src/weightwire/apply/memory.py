@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from weightwire.apply.proof import check_promise, require_base, require_target
-from weightwire.apply.structure import restructures
+from weightwire.apply.proof import require_base, require_target
+from weightwire.apply.staging import Staging
 from weightwire.codec.patch import Patch
-from weightwire.codec.patched import PatchedState
 from weightwire.codec.piece import thread_count
 from weightwire.diff.memory import MemoryState, State, tensors_of
 from weightwire.diff.views import new_like
 from weightwire.digest import digest_tensor
-from weightwire.errors import BaseMismatch, UnsupportedLayout
+from weightwire.errors import TargetMismatch, UnsupportedLayout
 from weightwire.model import Bits, Changes, TensorSpec
 
 
 @dataclass(frozen=True)
 class Staged:
-    """A decoded and proven patch, ready to be written; nothing has been touched yet."""
+    """Decoded and proven changes, ready to be written; nothing has been touched yet."""
 
-    patch: Patch
     writes: tuple[tuple[str, int, Changes], ...]
     """Tensor, first element of the piece, changes within it."""
     fresh: Mapping[str, tuple[TensorSpec, Bits]]
@@ -33,6 +31,11 @@ class Staged:
     """Names the sender has tied to a tensor but this state keeps as copies: written like it."""
     retied: frozenset[str]
     """Names that held other bits before the sender tied them: they get the tensor itself."""
+    tied: Mapping[str, str]
+    """Every alias of the result."""
+    removed: tuple[str, ...]
+    names: tuple[str, ...]
+    """One name of each storage; others may share it, and must not be taken for it."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ def apply(state: State, patch: Patch, *, n_threads: int | None = None) -> Applie
     state = list(state) if isinstance(state, Iterator) else state
     staged = stage(state, patch)
     activate(state, staged, n_threads=n_threads)
-    require_target(_open(state, patch), patch)
+    require_target(view_live(state, patch.index.tied), patch)
     return Applied(patch.target_digest, patch.n_changed)
 
 
@@ -68,32 +71,38 @@ def stage(state: State, patch: Patch) -> Staged:
     Raises:
         the same as ``apply``.
     """
-    memory = _open(state, patch)
+    memory = view_live(state, patch.index.tied)
     require_base(memory, patch)
-    patched = PatchedState(memory, patch)
-    _check_new_aliases(memory, patch)
-    copies, retied = _aliases(memory, patch)
-    if (restructures(patch) or retied) and not isinstance(state, MutableMapping):
+    staging = Staging(memory)
+    staging.take(patch)
+    return ready(state, memory, staging)
+
+
+def ready(state: State, memory: MemoryState, staging: Staging) -> Staged:
+    """Check that what was staged over ``memory`` can be written to ``state``, all of it.
+
+    Raises:
+        UnsupportedLayout: a tensor cannot be written in place, or a module would need other tensors.
+    """
+    specs, tied = staging.specs, staging.ties
+    copies, retied = _aliases(memory, tied)
+    removed = tuple(name for name in memory.views if name not in specs and name not in tied)
+    fresh = {name: (specs[name], bits) for name, bits in staging.fresh.items()}
+    if (removed or fresh or retied) and not isinstance(state, MutableMapping):
         raise UnsupportedLayout(
             "the patch adds, removes, ties or reshapes tensors; pass a dict, not a module"
         )
-    writes, fresh = [], {}
-    for name, pieces in patch.heads.items():
-        head = pieces[0][1]
-        if head.is_fresh:
-            fresh[name] = (head.spec, patched.read(name, 0, head.spec.n_elements))
-            continue
+    writes = tuple(staging.writes())
+    for name in {name for name, _, _ in writes}:
         for each in (name, *copies.get(name, ())):
             memory.views[each].require_writable()
-        writes += [(name, h.start, patched.changes(bucket, h)) for bucket, h in pieces]
-    check_promise(patch, patched.specs)
-    return Staged(patch, tuple(writes), fresh, copies, retied)
+    return Staged(writes, fresh, copies, retied, dict(tied), removed, tuple(memory.views))
 
 
 def activate(state: State, staged: Staged, *, n_threads: int | None = None) -> None:
-    """Overwrite live tensors with a staged patch; safe to repeat after an interruption."""
+    """Overwrite live tensors with what was staged; safe to repeat after an interruption."""
     made = _make_fresh(state, staged)
-    memory = _open(state, staged.patch)
+    memory = view_live(state, staged.tied, staged.names)
     for name, start, changes in staged.writes:
         for each in (name, *staged.copies.get(name, ())):
             memory.views[each].write(start, changes, thread_count(n_threads))
@@ -101,35 +110,44 @@ def activate(state: State, staged: Staged, *, n_threads: int | None = None) -> N
         _restructure(state, staged, made)
 
 
-def _open(state: State, patch: Patch) -> MemoryState:
-    """The state's views. Of the names of one storage the first counts, and the sender chose which."""
-    return MemoryState(sorted(tensors_of(state), key=lambda pair: pair[0] in patch.index.tied))
+def check_written(state: State, staged: Staged) -> None:
+    """Read back every element that was written.
+
+    Raises:
+        TargetMismatch: live memory holds something else; names the tensor.
+    """
+    memory = view_live(state, staged.tied, staged.names)
+    for name, start, changes in staged.writes:
+        for each in (name, *staged.copies.get(name, ())):
+            if not memory.views[each].holds(start, changes, thread_count()):
+                raise TargetMismatch(
+                    f"tensor {each!r:.200}: live memory is not what was just written to it"
+                )
+
+
+def view_live(
+    state: State, tied: Collection[str], names: Iterable[str] | None = None
+) -> MemoryState:
+    """The state's views. Of the names of one storage the first counts, and those ``tied`` come last."""
+    pairs = list(tensors_of(state))
+    if names is not None:
+        wanted = {*names, *tied}
+        pairs = [pair for pair in pairs if pair[0] in wanted]
+    return MemoryState(sorted(pairs, key=lambda pair: pair[0] in tied))
 
 
 def _aliases(
-    memory: MemoryState, patch: Patch
+    memory: MemoryState, tied: Mapping[str, str]
 ) -> tuple[dict[str, tuple[str, ...]], frozenset[str]]:
     """Names tied in the target but not in this state: copies by tensor, and those that are none."""
     copies: dict[str, tuple[str, ...]] = {}
     retied = set()
-    for alias, name in patch.index.tied.items():
+    for alias, name in tied.items():
         if alias in memory.views and _is_copy(memory, alias, name):
             copies[name] = (*copies.get(name, ()), alias)
-        elif alias in memory.views:
+        elif alias in memory.views or memory.ties.get(alias, name) != name:
             retied.add(alias)
     return copies, frozenset(retied)
-
-
-def _check_new_aliases(memory: MemoryState, patch: Patch) -> None:
-    """Aliases are in no digest: one that is new beside one that is unknown is a damaged name."""
-    there = memory.views.keys() | memory.ties.keys()
-    new = {name: alias for alias, name in patch.index.tied.items() if alias not in there}
-    for alias, name in memory.ties.items():
-        if name in new and alias not in patch.index.tied:
-            raise BaseMismatch(
-                f"the state ties {alias!r} to {name!r}, the patch ties {new[name]!r} to it instead;"
-                " nothing was written; fetch the patch again"
-            )
 
 
 def _is_copy(memory: MemoryState, alias: str, name: str) -> bool:
@@ -151,8 +169,8 @@ def _make_fresh(state: State, staged: Staged) -> dict[str, Any]:
 
 def _restructure(state: MutableMapping[str, Any], staged: Staged, made: dict[str, Any]) -> None:
     state.update(made)
-    for alias, name in staged.patch.index.tied.items():
+    for alias, name in staged.tied.items():
         if alias not in state or name in made or alias in staged.retied:
             state[alias] = state[name]
-    for name in staged.patch.index.removed:
+    for name in staged.removed:
         state.pop(name, None)

@@ -29,9 +29,22 @@ _STALE = (
 
 def copy_companions(source: Path, target: Path) -> None:
     """Copy everything in a checkpoint folder but weights and leftovers; subfolders in full."""
-    for entry in sorted(source.iterdir()):
-        if not any(fnmatch(entry.name, pattern) for pattern in _STALE):
-            _copy(entry, target / entry.name, source)
+    for entry in _companions(source):
+        _copy(entry, target / entry.name, source)
+
+
+def companion_files(source: Path) -> list[Path]:
+    """The regular files among them, at the folder's top; links that lead out of it are left out."""
+    return [
+        entry
+        for entry in _companions(source)
+        if not is_leftover(entry.name) and entry.is_file() and stays_inside(source, entry)
+    ]
+
+
+def _companions(source: Path) -> list[Path]:
+    entries = sorted(source.iterdir())
+    return [e for e in entries if not any(fnmatch(e.name, pattern) for pattern in _STALE)]
 
 
 def _copy(entry: Path, target: Path, root: Path) -> None:

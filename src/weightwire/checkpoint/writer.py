@@ -82,6 +82,30 @@ def write_checkpoint(
         remove(temporary)
 
 
+def write_state(
+    out: Path,
+    specs: Mapping[str, TensorSpec],
+    resolve: Resolve,
+    clock: Callable[[], float] = time.time,
+) -> None:
+    """Write tensors as one new safetensors file, replacing what is there in one rename.
+
+    What writers of ``out`` that were killed left an hour ago or earlier is removed first.
+
+    Raises:
+        MalformedRecord: ``resolve`` gave bits of the wrong number or width.
+        WeightwireError: whatever ``resolve`` raises; nothing is left behind.
+    """
+    remove_leftovers(out.absolute(), clock)
+    temporary = temporary_sibling(out.absolute())
+    try:
+        shard = _Shard(out.name, _aligned(list(specs.values())), _NEW_METADATA)
+        _write_shard(temporary, shard, resolve, None)
+        temporary.replace(out)
+    finally:
+        remove(temporary)
+
+
 def _assign(base: Checkpoint, specs: Mapping[str, TensorSpec]) -> list[_Shard]:
     """Decide which file each tensor goes to."""
     groups = {

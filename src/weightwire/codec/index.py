@@ -7,17 +7,15 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from weightwire import limits
 from weightwire.codec.bucket import FORMAT, FORMAT_VERSION, check_format
 from weightwire.codec.piece import CODECS
 from weightwire.container import parse_json
-from weightwire.errors import HashMismatch, LimitExceeded, MalformedHeader, NotAPatch
+from weightwire.container.fields import HEX_128, HEX_256, Fields
+from weightwire.errors import HashMismatch, LimitExceeded, NotAPatch
 
 INDEX_FILE = "patch.json"
-_HEX_128 = re.compile(r"[0-9a-f]{32}")
-_HEX_256 = re.compile(r"[0-9a-f]{64}")
 _BUCKET_FILE = re.compile(r"bucket-[0-9]{5,7}\.safetensors")
 
 
@@ -91,7 +89,7 @@ def parse_index(text: bytes, where: str) -> PatchIndex:
         raise HashMismatch(
             f"{where}: not the bytes its own SHA-256 was made of; fetch the patch again"
         )
-    return _Parser(value, where).index()
+    return _parse_fields(Fields(value, where), where)
 
 
 def seal(json_object: bytes) -> bytes:
@@ -100,85 +98,44 @@ def seal(json_object: bytes) -> bytes:
     return json_object[:-1] + field_bytes
 
 
-class _Parser:
-    """Takes typed fields out of a JSON object, or says which one is wrong."""
+def _parse_fields(fields: Fields, where: str) -> PatchIndex:
+    if fields.raw("codec") not in CODECS:
+        raise fields.wrong("codec")
+    return PatchIndex(
+        codec=fields.text("codec"),
+        base_digest=fields.text("base_digest", HEX_128),
+        target_digest=fields.text("target_digest", HEX_128),
+        n_tensors=fields.count("n_tensors"),
+        n_elements=fields.count("n_elements"),
+        n_changed=fields.count("n_changed"),
+        buckets=_parse_buckets(fields, where),
+        unchanged=fields.names("unchanged", HEX_128),
+        removed=_parse_removed(fields),
+        tied=fields.names("tied"),
+    )
 
-    def __init__(self, fields: dict[str, Any], where: str) -> None:
-        self._fields = fields
-        self._where = where
 
-    def index(self) -> PatchIndex:
-        return PatchIndex(
-            codec=self._choice("codec"),
-            base_digest=self._hex("base_digest"),
-            target_digest=self._hex("target_digest"),
-            n_tensors=self._count("n_tensors", self._fields.get("n_tensors")),
-            n_elements=self._count("n_elements", self._fields.get("n_elements")),
-            n_changed=self._count("n_changed", self._fields.get("n_changed")),
-            buckets=self._buckets(),
-            unchanged=self._names("unchanged", _HEX_128),
-            removed=self._removed(),
-            tied=self._names("tied", None),
-        )
+def _parse_buckets(fields: Fields, where: str) -> tuple[BucketEntry, ...]:
+    found = fields.raw("buckets")
+    if isinstance(found, list) and len(found) > limits.MAX_BUCKETS:
+        raise LimitExceeded(f"{where}: {len(found)} buckets")
+    entries = fields.items("buckets", _parse_bucket)
+    for entry in entries:
+        if entry.n_bytes > limits.MAX_BUCKET_BYTES:
+            raise LimitExceeded(f"{where}: bucket {entry.file} of {entry.n_bytes} bytes")
+    if len({entry.file for entry in entries}) != len(entries):
+        raise fields.wrong("buckets")
+    return entries
 
-    def _wrong(self, field_name: str) -> MalformedHeader:
-        found = self._fields.get(field_name)
-        return MalformedHeader(
-            f"{self._where}: field {field_name!r} is {found!r:.120}; fetch the patch again"
-        )
 
-    def _choice(self, field_name: str) -> str:
-        value = self._fields.get(field_name)
-        if value not in CODECS:
-            raise self._wrong(field_name)
-        return str(value)
+def _parse_bucket(fields: Fields) -> BucketEntry:
+    return BucketEntry(
+        fields.text("file", _BUCKET_FILE), fields.count("n_bytes"), fields.text("sha256", HEX_256)
+    )
 
-    def _hex(self, field_name: str) -> str:
-        value = self._fields.get(field_name)
-        if not isinstance(value, str) or not _HEX_128.fullmatch(value):
-            raise self._wrong(field_name)
-        return value
 
-    def _count(self, field_name: str, value: object) -> int:
-        if type(value) is not int or not 0 <= value < 1 << 63:
-            raise self._wrong(field_name)
-        return value
-
-    def _buckets(self) -> tuple[BucketEntry, ...]:
-        value = self._fields.get("buckets")
-        if not isinstance(value, list):
-            raise self._wrong("buckets")
-        if len(value) > limits.MAX_BUCKETS:
-            raise LimitExceeded(f"{self._where}: {len(value)} buckets")
-        entries = tuple(self._bucket(entry) for entry in value)
-        if len({entry.file for entry in entries}) != len(entries):
-            raise self._wrong("buckets")
-        return entries
-
-    def _bucket(self, value: object) -> BucketEntry:
-        if not isinstance(value, dict):
-            raise self._wrong("buckets")
-        file, sha256 = value.get("file"), value.get("sha256")
-        if not isinstance(file, str) or not _BUCKET_FILE.fullmatch(file):
-            raise self._wrong("buckets")
-        if not isinstance(sha256, str) or not _HEX_256.fullmatch(sha256):
-            raise self._wrong("buckets")
-        n_bytes = self._count("buckets", value.get("n_bytes"))
-        if n_bytes > limits.MAX_BUCKET_BYTES:
-            raise LimitExceeded(f"{self._where}: bucket {file} of {n_bytes} bytes")
-        return BucketEntry(file, n_bytes, sha256)
-
-    def _names(self, field_name: str, pattern: re.Pattern[str] | None) -> dict[str, str]:
-        value = self._fields.get(field_name)
-        if not isinstance(value, dict):
-            raise self._wrong(field_name)
-        for text in value.values():
-            if not isinstance(text, str) or (pattern and not pattern.fullmatch(text)):
-                raise self._wrong(field_name)
-        return value
-
-    def _removed(self) -> tuple[str, ...]:
-        value = self._fields.get("removed")
-        if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-            raise self._wrong("removed")
-        return tuple(value)
+def _parse_removed(fields: Fields) -> tuple[str, ...]:
+    value = fields.raw("removed")
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise fields.wrong("removed")
+    return tuple(value)

@@ -8,7 +8,6 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -95,6 +94,7 @@ class Patch:
         self._source = source
         self._where = where
         self._kept: tuple[int, dict[str, Record]] = (-1, {})
+        self._heads: Mapping[str, tuple[tuple[int, RecordHead], ...]] | None = None
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Patch:
@@ -151,21 +151,35 @@ class Patch:
             raise MalformedRecord(f"{self._where}: no record {key!r:.200}; fetch the patch again")
         return self._kept[1][key]
 
-    @cached_property
+    def walk(self) -> Iterator[Record]:
+        """Every record once, in order; at its end the heads are checked and known.
+
+        A receiver that streams a patch from far away must not fetch a bucket twice.
+
+        Raises:
+            the same as ``records``, and MalformedRecord at the end as ``heads``.
+        """
+        pieces: dict[str, list[tuple[int, RecordHead]]] = {}
+        for number, entry in enumerate(self.index.buckets):
+            for record in parse_bucket(self._checked(entry), f"{self._where}/{entry.file}"):
+                pieces.setdefault(record.head.spec.name, []).append((number, record.head))
+                yield record
+        for name, found in pieces.items():
+            _check_pieces(name, found)
+        self._check_index(pieces)
+        self._heads = {name: tuple(found) for name, found in pieces.items()}
+
+    @property
     def heads(self) -> Mapping[str, tuple[tuple[int, RecordHead], ...]]:
         """For every tensor with records: bucket number and head of its pieces, in order.
 
         Raises:
             MalformedRecord: pieces that overlap, leave gaps or disagree about their tensor.
         """
-        pieces: dict[str, list[tuple[int, RecordHead]]] = {}
-        for number, entry in enumerate(self.index.buckets):
-            for record in parse_bucket(self._checked(entry), f"{self._where}/{entry.file}"):
-                pieces.setdefault(record.head.spec.name, []).append((number, record.head))
-        for name, found in pieces.items():
-            _check_pieces(name, found)
-        self._check_index(pieces)
-        return {name: tuple(found) for name, found in pieces.items()}
+        if self._heads is None:
+            for _ in self.walk():
+                pass
+        return self._heads or {}
 
     @property
     def n_elements(self) -> int:

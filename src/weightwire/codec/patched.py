@@ -30,7 +30,7 @@ class PatchedState:
     def __init__(self, base: StateReader, patch: Patch) -> None:
         self._base, self.patch = base, patch
         self._base_specs = base.specs
-        self._specs = _target_specs(self._base_specs, patch)
+        self._specs = target_specs(self._base_specs, patch)
         self._kept: tuple[RecordHead, Bits] | None = None
 
     @property
@@ -63,7 +63,7 @@ class PatchedState:
         """The proven changes of one piece, positions counted from its start."""
         record = self.patch.record(bucket, head.key)
         if record.head.kind is Kind.FULL:
-            return _proven_full(record)
+            return proven_full(record)
         old = self._base.read(head.spec.name, head.start, head.stop)
         return proven_changes(record, old)
 
@@ -75,7 +75,7 @@ class PatchedState:
     def _apply(self, bucket: int, head: RecordHead) -> Bits:
         record = self.patch.record(bucket, head.key)
         if head.kind is Kind.FULL:
-            return _proven_full(record).bits
+            return proven_full(record).bits
         old = self._base.read(head.spec.name, head.start, head.stop)
         changes = proven_changes(record, old)
         new: Bits = old.copy()
@@ -86,7 +86,12 @@ class PatchedState:
         return np.empty(0, dtype=self._specs[name].dtype.bits_dtype)
 
 
-def _proven_full(record: Record) -> Changes:
+def proven_full(record: Record) -> Changes:
+    """A FULL record's bits, after they were checked.
+
+    Raises:
+        TargetMismatch, MalformedRecord: the patch is not what it says.
+    """
     changes = record.changes(None)
     _check_target(record.head, digest_bits(changes.bits, record.head.start))
     return changes
@@ -121,7 +126,13 @@ def _check_target(head: RecordHead, found: TensorDigest) -> None:
         )
 
 
-def _target_specs(base: Mapping[str, TensorSpec], patch: Patch) -> dict[str, TensorSpec]:
+def target_specs(base: Mapping[str, TensorSpec], patch: Patch) -> dict[str, TensorSpec]:
+    """The tensors there are after a patch: the base's order, then what is new.
+
+    Raises:
+        BaseMismatch, MissingTensor: not the base this patch was made for.
+        MalformedHeader: the index contradicts its records.
+    """
     removed = {*patch.index.removed}
     specs = {name: spec for name, spec in base.items() if name not in removed}
     for alias in patch.index.tied:
@@ -129,7 +140,7 @@ def _target_specs(base: Mapping[str, TensorSpec], patch: Patch) -> dict[str, Ten
     for name, pieces in patch.heads.items():
         head = pieces[0][1]
         if head.kind is not Kind.FULL:
-            _check_base_spec(base.get(name), head)
+            check_base_spec(base.get(name), head)
         specs[name] = head.spec
     for name in patch.index.unchanged:
         if name not in specs:
@@ -142,7 +153,12 @@ def _target_specs(base: Mapping[str, TensorSpec], patch: Patch) -> dict[str, Ten
     return specs
 
 
-def _check_base_spec(base: TensorSpec | None, head: RecordHead) -> None:
+def check_base_spec(base: TensorSpec | None, head: RecordHead) -> None:
+    """Refuse a record made for a tensor of another type or shape.
+
+    Raises:
+        BaseMismatch, MissingTensor: names the tensor.
+    """
     name = head.spec.name
     if base is None:
         raise MissingTensor(f"the state has no tensor {name!r}; start from an anchor")

@@ -58,6 +58,8 @@ def _loads(text: bytes, where: str) -> object:
 
 def _check_depth(text: bytes, where: str) -> None:
     """Scan in blocks, so that a large text costs no more memory than itself."""
+    if text.count(b"{") + text.count(b"[") <= limits.MAX_JSON_DEPTH:
+        return  # most records: not enough brackets to be too deep
     plain = np.frombuffer(_without_escapes(text), np.uint8)
     depth, in_string = 0, 0
     for start in range(0, plain.size, _SCAN_BYTES):

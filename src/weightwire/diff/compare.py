@@ -137,13 +137,17 @@ class _Diff:
 
     def _coded(self) -> Iterator[_Coded]:
         """Records in state order. One thread reads ahead, a few code: memory stays at their pieces."""
+        if self._n_coders * self._n_threads == 1:
+            for read in self._plan():
+                yield self._code(read())
+            return
         waiting: deque[Future[_Coded]] = deque()
         with (
             ThreadPoolExecutor(1, thread_name_prefix="weightwire-read") as reader,
             ThreadPoolExecutor(self._n_coders, thread_name_prefix="weightwire-code") as coders,
         ):
             for read in self._plan():
-                waiting.append(coders.submit(self._code, reader.submit(read)))
+                waiting.append(coders.submit(self._code_read, reader.submit(read)))
                 if len(waiting) > self._n_coders:
                     yield waiting.popleft().result()
             while waiting:
@@ -171,8 +175,10 @@ class _Diff:
         if tensor.is_changed:
             self._release()
 
-    def _code(self, reading: Future[_Piece]) -> _Coded:
-        piece = reading.result()
+    def _code_read(self, reading: Future[_Piece]) -> _Coded:
+        return self._code(reading.result())
+
+    def _code(self, piece: _Piece) -> _Coded:
         target = digest_bits(piece.new, piece.start, n_threads=self._n_threads)
         head = RecordHead(
             spec=piece.spec,

@@ -95,6 +95,28 @@ class TensorView:
         places = np.unravel_index(changes.positions.astype(np.int64) + start, self.array.shape)
         self.array[places] = changes.bits
 
+    def holds(self, start: int, changes: Changes, n_threads: int) -> bool:
+        """Whether elements ``start + positions`` have these bits now."""
+        if self.array.flags.c_contiguous and self.array.flags.aligned:
+            flat = self.array.reshape(-1)[start:]
+            return kernels().matches(flat, changes.positions, changes.bits, n_threads)
+        places = changes.positions.astype(np.int64) + start
+        found = self.array[np.unravel_index(places, self.array.shape)]
+        return bool(np.array_equal(found, changes.bits))
+
+    def overwrite(self, start: int, bits: Bits) -> None:
+        """Overwrite a run of elements; safe to repeat.
+
+        Raises:
+            UnsupportedLayout: the memory is read-only.
+        """
+        self.require_writable()
+        if self.array.flags.c_contiguous:
+            self.array.reshape(-1)[start : start + len(bits)] = bits
+            return
+        places = np.unravel_index(np.arange(start, start + len(bits)), self.array.shape)
+        self.array[places] = bits
+
     def require_writable(self) -> None:
         """Say so before anything is written.
 

@@ -89,7 +89,7 @@ class Kernels(Protocol):
     """The hot loops of one backend.
 
     ``survey`` runs first, on the trainer; then ``encode_*``. The receiver calls ``decode_*``, which
-    writes nothing, and later ``scatter``. ``digest_*`` runs on both sides.
+    writes nothing, and later ``scatter`` and ``matches``. ``digest_*`` runs on both sides.
     """
 
     name: str
@@ -139,6 +139,12 @@ class Kernels(Protocol):
 
     def scatter(self, bits: Bits, positions: Bits, new_bits: Bits, n_threads: int) -> None:
         """Write ``new_bits`` at ``positions``; safe to repeat."""
+
+    def exchange(self, bits: Bits, positions: Bits, new_bits: Bits, n_threads: int) -> Bits:
+        """Write like ``scatter``, and give the bits that were there: what would undo it."""
+
+    def matches(self, bits: Bits, positions: Bits, wanted: Bits, n_threads: int) -> bool:
+        """Whether ``bits`` holds ``wanted`` at ``positions``: reads back what ``scatter`` wrote."""
 
     def digest(self, bits: Bits, first_index: int, n_threads: int) -> tuple[int, int]:
         """The two lanes of Σ mix(index, bits), for elements that start at ``first_index``."""

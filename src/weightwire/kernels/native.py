@@ -100,6 +100,17 @@ class NativeKernels:
     def scatter(self, bits: Bits, positions: Bits, new_bits: Bits, n_threads: int) -> None:
         _call(f"scatter_{_width(bits)}", bits, _flat(positions), _flat(new_bits), n_threads)
 
+    def exchange(self, bits: Bits, positions: Bits, new_bits: Bits, n_threads: int) -> Bits:
+        before = _call(
+            f"exchange_{_width(bits)}", bits, _flat(positions), _flat(new_bits), n_threads
+        )
+        return cast(Bits, before)
+
+    def matches(self, bits: Bits, positions: Bits, wanted: Bits, n_threads: int) -> bool:
+        return bool(
+            _call(f"matches_{_width(bits)}", bits, _flat(positions), _flat(wanted), n_threads)
+        )
+
     def digest(self, bits: Bits, first_index: int, n_threads: int) -> tuple[int, int]:
         lanes = _call(f"digest_{_width(bits)}", _flat(bits), first_index, n_threads)
         return cast("tuple[int, int]", lanes)

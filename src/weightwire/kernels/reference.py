@@ -126,6 +126,15 @@ class ReferenceKernels:
         del n_threads
         bits[positions] = new_bits
 
+    def exchange(self, bits: Bits, positions: Bits, new_bits: Bits, n_threads: int) -> Bits:
+        before: Bits = bits[positions]
+        self.scatter(bits, positions, new_bits, n_threads)
+        return before
+
+    def matches(self, bits: Bits, positions: Bits, wanted: Bits, n_threads: int) -> bool:
+        del n_threads
+        return bool(np.array_equal(bits[positions], wanted))
+
     def digest(self, bits: Bits, first_index: int, n_threads: int) -> tuple[int, int]:
         del n_threads
         indices = np.arange(first_index, first_index + len(bits), dtype=np.uint64)

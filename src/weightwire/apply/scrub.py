@@ -1,0 +1,32 @@
+"""Looking again at weights that nobody changed: memory can go bad without anyone writing to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from weightwire.diff.state import StateReader
+from weightwire.digest import TensorDigest, digest_tensor
+
+
+class Scrub:
+    """Goes around a state's tensors, a share of its bytes at a time."""
+
+    def __init__(self, n_rounds: int) -> None:
+        """Be around after ``n_rounds`` calls of ``next``."""
+        self._n_rounds = max(1, n_rounds)
+        self._at = 0
+
+    def next(self, state: StateReader, digests: Mapping[str, TensorDigest]) -> str | None:
+        """Compare the next tensors with their digests; gives the first name that is wrong."""
+        names = [name for name in state.specs if name in digests]
+        n_total = sum(state.specs[name].n_bytes for name in names)
+        n_left = -(-n_total // self._n_rounds)
+        for _ in range(len(names)):
+            name = names[self._at % len(names)]
+            if digest_tensor(state, name) != digests[name]:
+                return name
+            self._at = (self._at + 1) % len(names)
+            n_left -= state.specs[name].n_bytes
+            if n_left <= 0:
+                break
+        return None

@@ -1,0 +1,38 @@
+"""Did the state change while it was being read? torch counts writes to a tensor; others do not say."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from weightwire.diff.memory import tensors_of
+from weightwire.errors import StateMoved
+
+
+class MoveGuard:
+    """Remembers how often each torch tensor of a state was written to.
+
+    States that are made anew at every publish (a callable) or read from disk have nothing to watch.
+    """
+
+    def __init__(self, state: Any) -> None:
+        self._counts: list[tuple[str, Any, int]] = []
+        if "torch" in sys.modules and (hasattr(state, "state_dict") or hasattr(state, "items")):
+            self._counts = [
+                (name, tensor, tensor._version)
+                for name, tensor in tensors_of(state)
+                if isinstance(getattr(tensor, "_version", None), int)
+            ]
+
+    def check(self) -> None:
+        """Refuse what was read if any tensor was written to since.
+
+        Raises:
+            StateMoved: names the first tensor.
+        """
+        for name, tensor, count in self._counts:
+            if tensor._version != count:
+                raise StateMoved(
+                    f"tensor {name!r} was written to while it was being read: nothing was published;"
+                    " call wait_until_read() before the next optimizer step, or leave out overlap"
+                )

@@ -1,0 +1,32 @@
+"""Changes laid over bits: the small moves that staging and the baseline share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from weightwire.model import Bits, Changes
+
+
+def overlay(bits: Bits, start: int, at: int, changes: Changes) -> None:
+    """Write the changes of a piece that begins at ``at`` into bits that begin at ``start``."""
+    places = changes.positions.astype(np.int64) + (at - start)
+    first, last = np.searchsorted(places, (0, len(bits)))
+    bits[places[first:last]] = changes.bits[first:last]
+
+
+def net_changes(between: Bits, before: Changes, after: Changes) -> Changes:
+    """Two changes as one; ``between`` are the bits after the first and before the second."""
+    positions = np.union1d(before.positions, after.positions)
+    bits = between[positions]
+    bits[np.searchsorted(positions, after.positions)] = after.bits
+    return Changes(positions, bits)
+
+
+def first_of(entries: Sequence[Changes]) -> Changes:
+    """Of all entries of a position, the earliest."""
+    positions, first = np.unique(
+        np.concatenate([entry.positions for entry in entries]), return_index=True
+    )
+    return Changes(positions, np.concatenate([entry.bits for entry in entries])[first])

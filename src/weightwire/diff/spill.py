@@ -1,0 +1,68 @@
+"""Room for changes: in memory up to a cap, beyond it in a temporary file that is mapped back."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+import weakref
+
+import numpy as np
+import numpy.typing as npt
+
+from weightwire.errors import DiskTrouble
+from weightwire.model import Changes
+
+SPILL_BYTES = 256 << 20
+"""Changes kept in memory before the rest goes to disk: a model of any size fits beside it."""
+
+_Array = npt.NDArray[np.unsignedinteger]
+
+
+class Spill:
+    """Takes changes and gives them back, in memory or mapped; the file has no name and dies with us."""
+
+    def __init__(self, max_bytes: int = SPILL_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._file: int | None = None
+        self.n_bytes = 0
+        """In memory."""
+        self.n_file_bytes = 0
+        """In the file; it only grows."""
+
+    def keep(self, changes: Changes) -> Changes:
+        """The same changes, possibly at another place.
+
+        Raises:
+            DiskTrouble: there is no room for them in the temporary folder.
+        """
+        if self.n_bytes + changes.n_bytes <= self._max_bytes or not len(changes):
+            self.n_bytes += changes.n_bytes
+            return changes
+        try:
+            return Changes(self._mapped(changes.positions), self._mapped(changes.bits))
+        except OSError as error:
+            raise DiskTrouble(f"no room for changes in {tempfile.gettempdir()}: {error}") from error
+
+    def release(self, changes: Changes) -> None:
+        """Changes that ``keep`` was given, and gave back as they were, are needed no more."""
+        self.n_bytes -= changes.n_bytes
+
+    def _mapped(self, array: _Array) -> _Array:
+        file, start = self._open(), self.n_file_bytes
+        data = np.ascontiguousarray(array).view(np.uint8).data
+        n_done = 0
+        while n_done < data.nbytes:
+            n_done += os.pwrite(file, data[n_done:], start + n_done)
+        # Maps begin at whole pages.
+        n_pages = -(-n_done // mmap.ALLOCATIONGRANULARITY)
+        self.n_file_bytes += n_pages * mmap.ALLOCATIONGRANULARITY
+        mapped = mmap.mmap(file, n_done, access=mmap.ACCESS_READ, offset=start)
+        return np.frombuffer(mapped, array.dtype)
+
+    def _open(self) -> int:
+        if self._file is None:
+            self._file, path = tempfile.mkstemp(prefix="weightwire-spill-")
+            os.unlink(path)  # noqa: PTH108
+            weakref.finalize(self, os.close, self._file)
+        return self._file
