@@ -1,0 +1,8 @@
+"""The sample logs of the store's tests are used here too."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "store"))
