@@ -20,7 +20,18 @@ from weightwire.cli.numbers import bytes_text, share_text
 from weightwire.cli.progress import Lines
 from weightwire.errors import RetryError, StopError
 
-COMMANDS = ("diff", "apply", "inspect", "verify", "merge", "digest")
+COMMANDS = (
+    "diff",
+    "apply",
+    "inspect",
+    "verify",
+    "merge",
+    "digest",
+    "publish",
+    "follow",
+    "log",
+    "gc",
+)
 
 
 def start(*arguments: object) -> subprocess.CompletedProcess[str]:

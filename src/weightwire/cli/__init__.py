@@ -10,8 +10,13 @@ from weightwire.cli.apply import apply_command
 from weightwire.cli.bench import bench_app
 from weightwire.cli.diff import diff_command
 from weightwire.cli.digest import digest_command
+from weightwire.cli.follow import follow_command
+from weightwire.cli.gc import gc_command
 from weightwire.cli.inspect import inspect_command
+from weightwire.cli.keygen import keygen_command
+from weightwire.cli.log import log_command
 from weightwire.cli.merge import merge_command
+from weightwire.cli.publish import publish_command
 from weightwire.cli.terminal import Settings, show_log
 from weightwire.cli.verify import verify_command
 
@@ -72,4 +77,9 @@ _add(verify_command, "verify", "weightwire verify step-2/ step-2.patch")
 _add(inspect_command, "inspect", "weightwire inspect step-2.patch --by-class")
 _add(merge_command, "merge", "weightwire merge --base step-1/ 2.patch 3.patch -o 1-to-3.patch")
 _add(digest_command, "digest", "weightwire digest step-2/")
+_add(publish_command, "publish", "weightwire publish s3://bucket/run-7 step-2/ --key run.key")
+_add(follow_command, "follow", "weightwire follow s3://bucket/run-7 -o current/ --once")
+_add(log_command, "log", "weightwire log s3://bucket/run-7 --limit 20")
+_add(gc_command, "gc", "weightwire gc s3://bucket/run-7 --keep 32 --keep-age 2d --dry-run")
+_add(keygen_command, "keygen", "weightwire keygen -o run.key")
 app.add_typer(bench_app, name="bench")

@@ -27,4 +27,16 @@ PatchIn: TypeAlias = Annotated[Path, typer.Argument(metavar="PATCH", help="Patch
 Threads: TypeAlias = Annotated[
     int | None, typer.Option("--threads", min=1, help="Threads; all processors by default.")
 ]
+StoreIn: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="STORE", help="The run: a folder, s3://…, gs://…, az://… or hf://buckets/…"
+    ),
+]
+PinnedKey: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--key", metavar="PUBKEY", help="Accept only what this public key, or file of it, signed."
+    ),
+]
 STATE_HELP = "Checkpoint folder or .safetensors file."

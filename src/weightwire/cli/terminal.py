@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -58,10 +58,15 @@ class Terminal:
         self.display.note(text)
 
 
+def settings_of(context: typer.Context) -> Settings:
+    """What stood before the command's name."""
+    return context.obj if isinstance(context.obj, Settings) else Settings()
+
+
 @contextmanager
 def open_terminal(context: typer.Context, *, as_json: bool = False) -> Iterator[Terminal]:
     """Run a command's body: watch its progress, turn its failures into lines and exit codes."""
-    settings = context.obj if isinstance(context.obj, Settings) else Settings()
+    settings = settings_of(context)
     display = choose_display(quiet=settings.quiet)
     try:
         yield Terminal(as_json, display)
@@ -77,6 +82,32 @@ def open_terminal(context: typer.Context, *, as_json: bool = False) -> Iterator[
         raise typer.Exit(INTERRUPTED) from None
     finally:
         display.stop()
+
+
+@contextmanager
+def warnings_as_notes(context: typer.Context, note: Callable[[str], None]) -> Iterator[None]:
+    """Show the library's warnings beside the progress; with --verbose the log has them already."""
+    settings = settings_of(context)
+    if settings.verbose:
+        yield
+        return
+    handler = _NoteHandler(note)
+    library = logging.getLogger("weightwire")
+    library.addHandler(handler)
+    try:
+        yield
+    finally:
+        library.removeHandler(handler)
+
+
+class _NoteHandler(logging.Handler):
+    def __init__(self, note: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._note = note
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line; what a store or file is called must not style the terminal."""
+        self._note(f"{record.levelname.lower()}: {_visible(record.getMessage())}")
 
 
 def printable(text: str) -> Text:

@@ -1,4 +1,4 @@
-"""``weightwire verify``: is a checkpoint a patch's base, its target, or neither?"""
+"""``weightwire verify``: is a checkpoint a patch's base, its target, or neither? Is a run sound?"""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from rich.text import Text
 
 from weightwire.apply.proof import Standing, stand
 from weightwire.checkpoint import Checkpoint
-from weightwire.cli.options import STATE_HELP, AsJson, PatchIn
-from weightwire.cli.terminal import open_terminal, printable
+from weightwire.cli.options import STATE_HELP, AsJson, PinnedKey
+from weightwire.cli.terminal import Terminal, open_terminal, printable, warnings_as_notes
+from weightwire.cli.verify_run import verify_run
 from weightwire.codec.patch import Patch
 
 NOT_IT = 1
@@ -28,25 +29,49 @@ class Side(str, Enum):
 
 def verify_command(
     context: typer.Context,
-    state: Annotated[Path, typer.Argument(metavar="STATE", help=STATE_HELP)],
-    patch: PatchIn,
+    state: Annotated[
+        str, typer.Argument(metavar="STATE|STORE", help=f"{STATE_HELP} Or, without PATCH, a run.")
+    ],
+    patch: Annotated[
+        Path | None, typer.Argument(metavar="[PATCH]", help="Patch folder.", show_default=False)
+    ] = None,
     wanted: Annotated[
         Side, typer.Option("--is", help="Which end of the patch counts as success.")
     ] = Side.target,
+    key: PinnedKey = None,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Of a run: also rebuild every version and prove it.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether STATE is the patch's base, its target, or neither.
+    """Say whether STATE is the patch's base, its target, or neither; or check the whole run in STORE.
 
-    Exits with 0 if it is the wanted one, with 1 if not, with 2 on errors.
+    Of a run, every record, index, bucket and anchor file is read and compared with its length and
+    SHA-256, and all damage is listed. Exits with 0 if it is the wanted one, or sound; with 1 if
+    not; with 2 on errors.
     """
-    with open_terminal(context, as_json=as_json) as terminal, Checkpoint.open(state) as checkpoint:
+    if patch is not None and (key is not None or deep):
+        raise typer.BadParameter("--key and --deep are for a run: give no PATCH")
+    with (
+        open_terminal(context, as_json=as_json) as terminal,
+        warnings_as_notes(context, terminal.note),
+    ):
+        if patch is None:
+            is_right = verify_run(terminal, state, key, deep=deep)
+        else:
+            is_right = _verify_state(terminal, Path(state), patch, wanted)
+    if not is_right:
+        raise typer.Exit(NOT_IT)
+
+
+def _verify_state(terminal: Terminal, state: Path, patch: Path, wanted: Side) -> bool:
+    with Checkpoint.open(state) as checkpoint:
         n_bytes = sum(spec.n_bytes for spec in checkpoint.specs.values())
         progress = terminal.display.stage("verify", n_bytes)
         loaded = Patch.load(patch)
         standing = stand(checkpoint, loaded, progress)
         terminal.show(_fields(standing, loaded, wanted), _text(standing, wanted))
-    if not _is(standing, wanted):
-        raise typer.Exit(NOT_IT)
+    return _is(standing, wanted)
 
 
 def _is(standing: Standing, side: Side) -> bool:
