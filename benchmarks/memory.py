@@ -56,8 +56,8 @@ def measure(name: str, *arguments: str | Path) -> Run:
     return Run(name, usage.ru_maxrss * 1024, seconds, len(lines))
 
 
-def measure_all(folder: Path) -> list[Run]:
-    """Every command once, on the pair in ``folder``; the base becomes the next version."""
+def measure_files(folder: Path) -> list[Run]:
+    """The commands on files, on the pair in ``folder``; the base becomes the next version."""
     base, new, patch, out = (folder / name for name in ("base", "next", "patch", "out"))
     return [
         measure("digest", "digest", base),
@@ -69,6 +69,20 @@ def measure_all(folder: Path) -> list[Run]:
         measure("apply --in-place", "apply", base, patch, "--in-place"),
         measure("diff --codec plain", "diff", out, new, "-o", folder / "p", "--codec", "plain"),
     ]
+
+
+def measure_run(folder: Path) -> list[Run]:
+    """The commands of a run: first version, next version, lost baseline, a newcomer, a check."""
+    old, new, store, kept = (folder / name for name in ("base", "next", "run", "baseline"))
+    options = ("--baseline", kept)
+    runs = [
+        measure("publish, first", "publish", store, old, *options),
+        measure("publish, next", "publish", store, new, *options),
+        measure("publish, no baseline", "publish", store, old, "--baseline", folder / "lost"),
+        measure("follow --once", "follow", store, "-o", folder / "followed", "--once"),
+        measure("verify STORE", "verify", store),
+    ]
+    return [*runs, measure("verify STORE --deep", "verify", store, "--deep")]
 
 
 def print_table(runs: list[Run]) -> None:
@@ -85,13 +99,15 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=4000)
     parser.add_argument("--hidden", type=int, default=2048)
     parser.add_argument("--folder", type=Path, help="where to put the files; cleaned up after")
+    parser.add_argument("--commands", choices=("all", "files", "run"), default="all")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         folder = Path(name)
         size = ["--megabytes", str(options.megabytes), "--hidden", str(options.hidden)]
         subprocess.run([sys.executable, str(MAKE), str(folder / "pair"), *size], check=True)
-        runs = measure_all(folder / "pair")
+        runs = measure_run(folder / "pair") if options.commands != "files" else []
+        runs += measure_files(folder / "pair") if options.commands != "run" else []
     if options.json:
         print(json.dumps([asdict(run) for run in runs]))
     else:

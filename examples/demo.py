@@ -4,7 +4,8 @@
 
 Makes a sharded bf16 checkpoint of a small language model and the next version of it, as one optimizer
 step leaves it; runs ``weightwire diff``, ``inspect``, ``apply`` and ``verify``; compares the SHA-256 of
-every file; and shows what six published encodings need for the same change.
+every file; and shows what six published encodings need for the same change. Then a trainer publishes
+versions into a local folder and two ``weightwire follow`` processes keep up, one of them killed half way.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from rich.console import Console
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
+from run_demo import show_run
 
 from weightwire import Patch
 from weightwire.bench.generate import Pair, generate_pair
@@ -77,6 +79,11 @@ def main() -> None:
 
     say("5. The same change in published encodings")
     show_sizes(before, after, Patch.load(patch))
+
+    say("6. A trainer publishes, two engines follow, one is killed and comes back")
+    show_run(CONSOLE, root)
+    weightwire("log", root / "run", "--limit", "4")
+    weightwire("verify", root / "run")
     CONSOLE.print()
     CONSOLE.print(
         f"[bold green]✔ Bit for bit the same:[/] {n_files} files with equal SHA-256,"
