@@ -15,6 +15,7 @@ that the version is held. An interrupted activation or a failed check leaves the
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -142,6 +143,7 @@ class Subscriber:
         self._cache = Cache(cache)
         self._log = HistoryReader(self._run)
         self._polling = polling or Polling()
+        self._pause_s, self._look_at = self._polling.first_s, -math.inf
         self._max_silence_s, self._writes_receipts = max_silence_s, receipts
         self._on_updated, self._progress = on_updated, progress
         self._wake = threading.Event()
@@ -197,17 +199,26 @@ class Subscriber:
         Raises:
             the same as ``poll``.
         """
-        deadline = None if timeout_s is None else self._clock.monotonic() + timeout_s
-        pause_s = self._polling.first_s
-        while self.poll() <= self.version and not self._holding.is_dirty:
-            left = None if deadline is None else deadline - self._clock.monotonic()
-            if left is not None and left <= 0:
+        deadline = math.inf if timeout_s is None else self._clock.monotonic() + timeout_s
+        while not self._is_behind():
+            left = deadline - self._clock.monotonic()
+            if left <= 0:
                 return False
-            jittered = pause_s * (0.5 + 0.5 * self._clock.jitter())
-            self._clock.sleep(jittered if left is None else min(jittered, left), self._wake)
-            self._wake.clear()
-            pause_s = min(pause_s * self._polling.factor, self._polling.max_s)
+            self._clock.sleep(min(left, self._look_at - self._clock.monotonic()), self._wake)
         return True
+
+    def _is_behind(self) -> bool:
+        """Look, if it is time to or something was pushed; each look in vain puts off the next."""
+        if self._clock.monotonic() < self._look_at and not self._wake.is_set():
+            return False
+        self._wake.clear()
+        if self.poll() > self.version or self._holding.is_dirty:
+            self._pause_s = self._polling.first_s
+            return True
+        pause_s = self._pause_s * (0.5 + 0.5 * self._clock.jitter())
+        self._look_at = self._clock.monotonic() + pause_s
+        self._pause_s = min(self._pause_s * self._polling.factor, self._polling.max_s)
+        return False
 
     def stage(self) -> bool:
         """Fetch, decode and prove the newest version, writing nothing; False if it is held already.

@@ -12,6 +12,7 @@ import weightwire as ww
 from sample_training import Weights, bits_of, inline, train, weights, zeros_like
 from weightwire.apply.targets import MemoryTarget, Ready
 from weightwire.checkpoint import Checkpoint
+from weightwire.clock import SystemClock
 from weightwire.errors import (
     Dirty,
     FencedWriter,
@@ -413,6 +414,36 @@ def test_watching_waits_until_a_version_is_pushed(training: Training) -> None:
         watcher.join(0.01)
     assert seen == [True]
     sub.close()
+
+
+class StoppedClock(SystemClock):
+    """Sleeping moves it, and nothing else does."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def monotonic(self) -> float:
+        return self.at
+
+    def sleep(self, seconds: float, wake: threading.Event | None = None) -> None:
+        del wake
+        self.at += max(seconds, 1e-3)
+
+
+def test_waiting_in_short_pieces_still_looks_ever_more_seldom(training: Training) -> None:
+    counting, clock = CountingStore(training.store), StoppedClock()  # type: ignore[arg-type]
+    sub = training.subscriber(
+        zeros_like(training.state), counting, clock=clock, polling=Polling(1.0, 64.0, 2.0)
+    )
+    sub.update()
+    before = counting.snapshot().n_list
+    while clock.at < 640:
+        assert not sub.watch(timeout_s=1.0)
+    n_looks = (counting.snapshot().n_list - before) // 2
+    assert 10 <= n_looks <= 30
+    training.publish()
+    sub.notify()
+    assert sub.watch(timeout_s=0.0)
 
 
 def test_following_gives_every_update_until_told_to_stop(training: Training) -> None:
