@@ -251,6 +251,27 @@ def test_baseline_that_goes_bad_in_memory_is_noticed_and_everything_is_sent() ->
     assert held_by_a_new_receiver(store) == bits_of(state)
 
 
+def test_no_anchor_is_offered_of_a_baseline_that_went_bad() -> None:
+    store, state = MemoryStore(), weights()
+    with publisher(store, state, anchors=ww.AnchorPolicy(every=2), skips=()) as pub:
+        pub.publish().result()
+        train(state, 1)
+        pub.publish().result()
+        advance = pub._baseline.advance
+
+        def advance_badly(*arguments: object) -> None:
+            advance(*arguments)  # type: ignore[arg-type]
+            pub._baseline._arrays["norm"][3] ^= 1
+
+        pub._baseline.advance = advance_badly  # type: ignore[method-assign, assignment]
+        train(state, 2)
+        pub.publish().result()
+        pub._baseline.advance = advance  # type: ignore[method-assign]
+        offers = [info.key for info in store.list(layout.LOG) if "-anchor-" in info.key]
+        assert offers == []
+    assert held_by_a_new_receiver(store) == bits_of(state)
+
+
 def test_nothing_changed_gives_an_empty_version_or_none_at_all() -> None:
     store, state = MemoryStore(), weights()
     with publisher(store, state) as pub:

@@ -11,6 +11,7 @@ from pathlib import Path
 from weightwire.clock import Clock
 from weightwire.diff.baseline import Baseline, Frozen
 from weightwire.diff.compare import diff_states
+from weightwire.digest import digest_state
 from weightwire.errors import WeightwireError
 from weightwire.store import layout
 from weightwire.store.anchor import write_anchor
@@ -95,9 +96,9 @@ class Extras:
         self._forget(lambda _: True)
 
     def _is_anchor_due(self, head: Head, record: Commit) -> bool:
+        self._n_chain_bytes += record.patch.n_bytes if record.patch else 0
         if self._anchor_job is not None and not self._anchor_job.done():
             return False
-        self._n_chain_bytes += record.patch.n_bytes if record.patch else 0
         n_versions = head.version - self._anchor_version
         return self._policy.is_due(n_versions, self._n_chain_bytes, record.n_state_bytes)
 
@@ -108,6 +109,10 @@ class Extras:
 
     def _make_anchor(self, frozen: Frozen, head: Head) -> None:
         with frozen:
+            # Old versions are collected because this one is there: it must be what it says.
+            if digest_state(frozen)[0] != head.digest:
+                log.error("the baseline is not version %d any more: no anchor of it", head.version)
+                return
             put_id = self._clock.token()
             folder = layout.anchor_folder(head.version, put_id)
             ref = write_anchor(self._run.store, folder, frozen, head.digest, self._companions)
