@@ -287,3 +287,17 @@ def test_deleting_leaves_no_empty_folders(tmp_path: Path) -> None:
 def test_a_missing_right_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreRefused, match="owner and mode"):
         FolderStore(tmp_path, disk=FailingDisk("create", errno.EACCES)).put("a", b"x")
+
+
+def test_folder_that_vanishes_while_it_is_made_is_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made_and_gone(self: Path, *_: object, **__: object) -> None:
+        raise FileExistsError(17, "File exists", str(self))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", made_and_gone)
+        LocalFolderDisk().mkdir(tmp_path / "gone")
+        (tmp_path / "file").write_bytes(b"")
+        with pytest.raises(NotADirectoryError):
+            LocalFolderDisk().mkdir(tmp_path / "file")

@@ -37,6 +37,8 @@ class LocalFolderDisk(LocalDisk):
         try:
             path.mkdir(exist_ok=True)
         except FileExistsError as error:
+            if path.is_dir() or not os.path.lexists(path):
+                return  # a collector removed it between two looks: who needs it makes it again
             # Not to be mistaken for "an object of this name exists".
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from error
 
