@@ -10,7 +10,7 @@ INSTALLED := $(VENV)/.installed
 help:
 	@echo "make check     lint, types and tests: what CI runs"
 	@echo "make test      the tests alone"
-	@echo "make demo      two checkpoints, a patch, proof: in half a minute"
+	@echo "make demo      a patch, then a trainer and two followers: in half a minute"
 	@echo "make bench     sizes and speeds on this machine; ARGS='--quick' for a short one"
 	@echo "make sanitize  the hostile inputs again, under address and undefined-behaviour sanitizers"
 	@echo "make clean     remove everything that was made"

@@ -25,6 +25,13 @@ def sync_folder(folder: Path, fsync: Callable[[int], None] = os.fsync) -> None:
         os.close(descriptor)
 
 
+def write_at(file_descriptor: int, data: memoryview, offset: int) -> None:
+    """Write all bytes of ``data`` at ``offset``, however many calls it takes."""
+    n_done = 0
+    while n_done < data.nbytes:
+        n_done += os.pwrite(file_descriptor, data[n_done:], offset + n_done)
+
+
 @contextmanager
 def typed_disk_errors(path: Path) -> Iterator[None]:
     """Turn the operating system's errors into ours: a full disk is a matter of waiting for room.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import ml_dtypes
 import numpy as np
 
 import weightwire as ww
+from hand_clock import HandClock
 from weightwire.store import layout
 from weightwire.store.memory import MemoryStore
 from weightwire.store.retry import RetryPolicy
@@ -22,31 +22,6 @@ from weightwire.workers import InlineExecutor
 
 Tensors = dict[str, Any]
 ONCE = RetryPolicy(n_attempts=1)
-
-
-class CountedClock:
-    """Time moves when someone sleeps; every token is another one, and the same in every world."""
-
-    def __init__(self) -> None:
-        self.time = 1_000_000.0
-        self.n_tokens = 0
-
-    def now(self) -> float:
-        return self.time
-
-    def monotonic(self) -> float:
-        return self.time
-
-    def sleep(self, seconds: float, wake: threading.Event | None = None) -> None:
-        del wake
-        self.time += seconds
-
-    def jitter(self) -> float:
-        return 0.5
-
-    def token(self) -> str:
-        self.n_tokens += 1
-        return f"{self.n_tokens:032x}"
 
 
 def inline(n_threads: int, name: str) -> Executor:
@@ -94,7 +69,7 @@ class World:
     """A store, a disk, a trainer, and the truth about what was committed."""
 
     folder: Path
-    clock: CountedClock = field(default_factory=CountedClock)
+    clock: HandClock = field(default_factory=lambda: HandClock(jitter=0.5))
     state: Tensors = field(default_factory=first_state)
     truth: dict[str, dict[str, tuple[str, tuple[int, ...], bytes]]] = field(default_factory=dict)
     """Bits by digest, of everything that was ever handed to a publisher."""

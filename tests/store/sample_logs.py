@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
+from hand_clock import HandClock
 from weightwire.codec.index import BucketEntry, PatchIndex, index_bytes
 from weightwire.store import layout
 from weightwire.store.anchor import AnchorFile, Manifest, manifest_bytes
@@ -27,31 +27,6 @@ from weightwire.store.run import Run, announce, commit
 
 WEIGHTS = b"all of the weights" * 300
 BUCKET = "bucket-00000.safetensors"
-
-
-class HandClock:
-    """Time moves when a test says so; every token is another one, and known."""
-
-    def __init__(self, start: float = 1_000_000.0) -> None:
-        self.time = start
-        self.n_tokens = 0
-
-    def now(self) -> float:
-        return self.time
-
-    def monotonic(self) -> float:
-        return self.time
-
-    def sleep(self, seconds: float, wake: threading.Event | None = None) -> None:
-        del wake
-        self.time += seconds
-
-    def jitter(self) -> float:
-        return 0.0
-
-    def token(self) -> str:
-        self.n_tokens += 1
-        return f"{self.n_tokens:032x}"
 
 
 class SampleRun:

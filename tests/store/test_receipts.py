@@ -6,8 +6,9 @@ import logging
 from dataclasses import replace
 
 import pytest
-from sample_logs import HandClock, SampleRun
+from sample_logs import SampleRun
 
+from hand_clock import HandClock
 from weightwire import limits
 from weightwire.codec.index import seal
 from weightwire.errors import (

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-import numpy as np
-
 from weightwire.apply.proof import check_promise, tensor_digests
 from weightwire.codec.patch import Patch
 from weightwire.codec.patched import check_base_spec, proven_changes, proven_full, target_specs
 from weightwire.codec.piece import thread_count
 from weightwire.codec.record import Kind, Record, RecordHead
-from weightwire.diff.overlay import net_changes, overlay
+from weightwire.diff.overlay import net_changes, overlay, room_for
 from weightwire.diff.spill import Spill
 from weightwire.diff.state import StateReader
 from weightwire.digest import TensorDigest
@@ -124,13 +122,13 @@ class Staging:
         head = record.head
         self.n_changed += head.n_changed
         if head.kind is Kind.FULL:
-            _room(made, head)[head.start : head.stop] = proven_full(record).bits
+            room_for(made, head)[:] = proven_full(record).bits
             return
         check_base_spec(self._specs.get(head.spec.name), head)
         old = self.read(head.spec.name, head.start, head.stop)
         changes = proven_changes(record, old)
         if head.is_fresh:
-            new = _room(made, head)[head.start : head.stop]
+            new = room_for(made, head)
             new[:] = old
             kernels().scatter(new, changes.positions, changes.bits, thread_count())
         else:
@@ -156,11 +154,3 @@ class Staging:
                 f"tensor {head.key!r:.200}: two patches of the chain cut it differently"
             )
         pieces[head.start] = (stop, self._spill.keep(net_changes(old, before, changes)))
-
-
-def _room(made: dict[str, Bits], head: RecordHead) -> Bits:
-    """Where a tensor that is made anew grows; asked for once per tensor, piece after piece."""
-    name, spec = head.spec.name, head.spec
-    if name not in made:
-        made[name] = np.empty(spec.n_elements, spec.dtype.bits_dtype)
-    return made[name]

@@ -103,7 +103,7 @@ class SwapTarget:
 
     def _keep_aside(self, ready: Ready, old: dict[str, Any]) -> None:
         """The tensors that were in use are aside now, one version behind."""
-        is_anew = ready.is_whole or ready.staging.fresh or old.keys() != self._back.keys()
+        is_anew = ready.folder is not None or ready.staging.fresh or old.keys() != self._back.keys()
         # After an interrupted exchange some of them are in use already.
         is_repeated = any(
             _is_same(old[name], tensor) for name, tensor in self._back.items() if name in old

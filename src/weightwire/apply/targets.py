@@ -13,7 +13,7 @@ from weightwire.apply.memory import Staged, activate, check_written, ready, view
 from weightwire.apply.staging import Staging
 from weightwire.checkpoint import Checkpoint, overwrite_in_place, recover, write_checkpoint
 from weightwire.diff.memory import MemoryState, State
-from weightwire.diff.state import StateReader
+from weightwire.diff.state import StateReader, StateView
 from weightwire.diff.views import new_like
 from weightwire.digest import digest_state, piece_ranges
 from weightwire.durable import typed_disk_errors
@@ -32,9 +32,8 @@ class Ready:
 
     staging: Staging
     digest: str
-    is_whole: bool
     folder: Path | None
-    """The anchor's files, where it started from one."""
+    """The anchor's files, where it started from one: everything is written then."""
     staged: Staged | None = None
     """For tensors in memory."""
 
@@ -83,13 +82,13 @@ class MemoryTarget:
         """
         if folder is not None:
             self._check_fits(staging)
-            return Ready(staging, digest, is_whole=True, folder=folder)
+            return Ready(staging, digest, folder)
         live = {*staging.live_names}
         # What is new in the run may share storage here with what is not: the latter was staged.
         last = {*staging.ties, *(name for name in staging.specs if name not in live)}
         memory = view_live(self._state, last, live)
         staged = ready(self._state, memory, staging)
-        return Ready(staging, digest, is_whole=False, folder=None, staged=staged)
+        return Ready(staging, digest, None, staged)
 
     def activate(self, ready: Ready) -> None:
         """Overwrite live memory."""
@@ -175,7 +174,7 @@ class FolderTarget:
 
     def prepare(self, staging: Staging, digest: str, *, folder: Path | None) -> Ready:
         """Nothing can be in the way of new files."""
-        return Ready(staging, digest, is_whole=folder is not None, folder=folder)
+        return Ready(staging, digest, folder)
 
     def activate(self, ready: Ready) -> None:
         """Overwrite single elements, or write a new checkpoint and swap it in.
@@ -246,24 +245,7 @@ def _check_fit(found: TensorSpec | None, wanted: TensorSpec) -> None:
 
 def _without_copies(memory: MemoryState, ties: Mapping[str, str]) -> StateReader:
     """The state as the sender counts it: tied names once."""
-    return _Part(memory, [name for name in memory.specs if name not in ties])
-
-
-class _Part:
-    """Some tensors of a state."""
-
-    def __init__(self, state: StateReader, names: Iterable[str]) -> None:
-        self._state = state
-        self._specs = {name: state.specs[name] for name in names}
-        self.read = state.read
-
-    @property
-    def specs(self) -> Mapping[str, TensorSpec]:
-        return self._specs
-
-    @property
-    def ties(self) -> Mapping[str, str]:
-        return {}
+    return StateView(memory, {n: s for n, s in memory.specs.items() if n not in ties}, {})
 
 
 def require_digest(state: StateReader, wanted: str) -> None:

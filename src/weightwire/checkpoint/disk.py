@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Protocol
 
+from weightwire.durable import write_at
+
 
 class Disk(Protocol):
     """The five effects, in the order an in-place apply uses them.
@@ -41,9 +43,7 @@ class LocalDisk:
 
     def pwrite(self, file_descriptor: int, data: memoryview, offset: int) -> None:
         """Write all bytes of ``data`` at ``offset``, however many calls it takes."""
-        n_done = 0
-        while n_done < data.nbytes:
-            n_done += os.pwrite(file_descriptor, data[n_done:], offset + n_done)
+        write_at(file_descriptor, data, offset)
 
     def fsync(self, file_descriptor: int) -> None:
         """Flush a file or folder to stable storage."""

@@ -18,7 +18,7 @@ from weightwire.checkpoint.file_names import SINGLE_NAME
 from weightwire.checkpoint.writer import write_state
 from weightwire.codec.piece import thread_count
 from weightwire.codec.record import Kind, RecordHead
-from weightwire.diff.overlay import first_of, overlay
+from weightwire.diff.overlay import first_of, overlay, room_for
 from weightwire.diff.spill import Spill
 from weightwire.diff.state import StateReader
 from weightwire.digest import piece_ranges
@@ -108,7 +108,7 @@ class Baseline:
         made: dict[str, Bits] = {}
         for head, changes in redo:
             if head.kind is Kind.FULL:
-                _piece_of(made, head)[changes.positions] = changes.bits
+                room_for(made, head)[changes.positions] = changes.bits
             else:
                 self._overwrite(head, changes)
                 _let_go(self._arrays[head.spec.name])
@@ -259,13 +259,6 @@ def _copy(state: StateReader, spec: TensorSpec) -> Bits:
     for start, stop in piece_ranges(spec):
         bits[start:stop] = state.read(spec.name, start, stop)
     return bits
-
-
-def _piece_of(made: dict[str, Bits], head: RecordHead) -> Bits:
-    name, spec = head.spec.name, head.spec
-    if name not in made:
-        made[name] = np.empty(spec.n_elements, spec.dtype.bits_dtype)
-    return made[name][head.start : head.stop]
 
 
 def _mapped(folder: Path) -> dict[str, Bits]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from weightwire.codec.record import RecordHead
 from weightwire.model import Bits, Changes
 
 
@@ -30,3 +31,11 @@ def first_of(entries: Sequence[Changes]) -> Changes:
         np.concatenate([entry.positions for entry in entries]), return_index=True
     )
     return Changes(positions, np.concatenate([entry.bits for entry in entries])[first])
+
+
+def room_for(made: dict[str, Bits], head: RecordHead) -> Bits:
+    """Where a piece goes of a tensor that is made anew; the tensor is made with its first piece."""
+    name, spec = head.spec.name, head.spec
+    if name not in made:
+        made[name] = np.empty(spec.n_elements, spec.dtype.bits_dtype)
+    return made[name][head.start : head.stop]

@@ -10,6 +10,7 @@ import weakref
 import numpy as np
 import numpy.typing as npt
 
+from weightwire.durable import write_at
 from weightwire.errors import DiskTrouble
 from weightwire.model import Changes
 
@@ -51,13 +52,11 @@ class Spill:
     def _mapped(self, array: _Array) -> _Array:
         file, start = self._open(), self.n_file_bytes
         data = np.ascontiguousarray(array).view(np.uint8).data
-        n_done = 0
-        while n_done < data.nbytes:
-            n_done += os.pwrite(file, data[n_done:], start + n_done)
+        write_at(file, data, start)
         # Maps begin at whole pages.
-        n_pages = -(-n_done // mmap.ALLOCATIONGRANULARITY)
+        n_pages = -(-data.nbytes // mmap.ALLOCATIONGRANULARITY)
         self.n_file_bytes += n_pages * mmap.ALLOCATIONGRANULARITY
-        mapped = mmap.mmap(file, n_done, access=mmap.ACCESS_READ, offset=start)
+        mapped = mmap.mmap(file, data.nbytes, access=mmap.ACCESS_READ, offset=start)
         return np.frombuffer(mapped, array.dtype)
 
     def _open(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from weightwire.model import Bits, TensorSpec
@@ -26,3 +27,16 @@ class StateReader(Protocol):
 
     def read(self, name: str, start: int, stop: int) -> Bits:
         """The bits of elements ``start`` to ``stop`` (flat, row-major) of one tensor."""
+
+
+@dataclass(frozen=True)
+class StateView:
+    """Implements ``StateReader``: another state's bits, with its own idea of tensors and aliases."""
+
+    state: StateReader
+    specs: Mapping[str, TensorSpec]
+    ties: Mapping[str, str]
+
+    def read(self, name: str, start: int, stop: int) -> Bits:
+        """The other state's bits."""
+        return self.state.read(name, start, stop)

@@ -15,6 +15,7 @@ from weightwire.apply.staging import Staging
 from weightwire.checkpoint import Checkpoint
 from weightwire.diff.baseline import Baseline
 from weightwire.diff.spill import SPILL_BYTES
+from weightwire.diff.state import StateReader, StateView
 from weightwire.digest import TensorDigest, digest_state
 from weightwire.errors import (
     BaseMismatch,
@@ -28,7 +29,6 @@ from weightwire.store.cache import Cache
 from weightwire.store.fetch import Fetcher
 from weightwire.store.history import History
 from weightwire.store.plan import Step
-from weightwire.store.route import AnchorState
 from weightwire.store.run import Run
 from weightwire.store.survey import Damage, damage_of
 
@@ -107,7 +107,7 @@ class Replay:
         folder, manifest = self._fetcher.anchor(step)
         try:
             with Checkpoint.open(folder) as checkpoint:
-                state = AnchorState(checkpoint, manifest.ties)
+                state = StateView(checkpoint, checkpoint.specs, manifest.ties)
                 digest, digests = digest_state(state)
                 if digest != step.digest:
                     raise TargetMismatch(f"{step.folder}: its bits have digest {digest}")
@@ -117,7 +117,7 @@ class Replay:
         finally:
             self._cache.discard(step.folder)
 
-    def _begin(self, state: AnchorState | Staging, digests: Mapping[str, TensorDigest]) -> None:
+    def _begin(self, state: StateReader, digests: Mapping[str, TensorDigest]) -> None:
         self._base.fill(state)
         self._staging = Staging(self._base, digests)
 

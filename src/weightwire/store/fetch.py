@@ -9,11 +9,11 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from pathlib import Path
 
-from weightwire import limits
 from weightwire.clock import Clock, SystemClock
 from weightwire.codec.index import INDEX_FILE, BucketEntry, PatchIndex, parse_index
 from weightwire.codec.patch import Patch
-from weightwire.errors import BaseMismatch, DiskTrouble, HashMismatch, RetryError
+from weightwire.durable import typed_disk_errors, write_at
+from weightwire.errors import BaseMismatch, HashMismatch, RetryError
 from weightwire.store import layout
 from weightwire.store.anchor import AnchorFile, Manifest, parse_manifest
 from weightwire.store.cache import Cache
@@ -86,13 +86,11 @@ class Fetcher:
         manifest = self._manifest(ref)
         if manifest.digest != step.digest:
             raise BaseMismatch(f"{ref.folder}: an anchor of {manifest.digest}, not {step.digest}")
-        try:
+        with typed_disk_errors(Path(ref.folder)):
             folder = self._cache.begin_anchor(ref)
             for file in manifest.files:
                 self._fetch_file(ref, file, folder / file.name, progress)
             return self._cache.finish_anchor(ref), manifest
-        except OSError as error:
-            raise DiskTrouble(f"{ref.folder} cannot be kept on the local disk: {error}") from error
 
     def _timed(self, work: Callable[[], bytes]) -> bytes:
         began = self._clock.monotonic()
@@ -130,9 +128,7 @@ class Fetcher:
         if sha256(os.pread(descriptor, stop - start, start)) == file.chunks[number]:
             return stop - start
         data = self._checked(ref.folder + file.name, start, stop - start, file.chunks[number])
-        n_done = 0
-        while n_done < len(data):
-            n_done += os.pwrite(descriptor, data[n_done:], start + n_done)
+        write_at(descriptor, memoryview(data), start)
         return len(data)
 
     def _fetch_bucket(self, folder: str, entry: BucketEntry) -> bytes:
@@ -201,7 +197,3 @@ def _check_index(index: PatchIndex, ref: PatchRef, step: Step) -> None:
     n_bytes = index.n_bytes + ref.n_index_bytes
     if n_bytes != ref.n_bytes or len(index.buckets) != ref.n_buckets:
         raise RetryError(f"{ref.folder}: its record and its index disagree about its size")
-
-
-MAX_AHEAD_BYTES = _N_AHEAD * limits.ANCHOR_CHUNK_BYTES
-"""What fetching ahead can hold in memory for buckets of the usual size, or for chunks."""

@@ -48,6 +48,12 @@ class History:
         """The last version that has a record, readable or not; -1 if there is none."""
         return max((*self.commits, *self.unreadable), default=-1)
 
+    def version_of(self, digest: str) -> int | None:
+        """The newest version with these bits, if one has them."""
+        return max(
+            (v for v, commit in self.commits.items() if commit.digest == digest), default=None
+        )
+
     @property
     def newest(self) -> Commit | None:
         """The head of the run."""
@@ -92,7 +98,7 @@ class HistoryReader:
 
         Raises:
             UntrustedHistory: records that do not follow one another, are gone, or go back.
-            RetryError: a record that stays damaged; look again later.
+            StoreUnavailable, StoreRefused: the store's own errors.
         """
         for _ in range(_N_TRIES - 1):
             try:

@@ -77,7 +77,7 @@ class Holding:
     def _recognise(self, state: StateReader, history: History) -> None:
         """A restarted receiver whose target outlived it, such as a folder, may hold a version."""
         digest, digests = digest_state(state)
-        versions = [v for v, record in history.commits.items() if record.digest == digest]
-        if versions:
-            self.held, self._digests = Held(max(versions), digest), digests
+        version = history.version_of(digest)
+        if version is not None:
+            self.held, self._digests = Held(version, digest), digests
             self._names = tuple(state.specs)

@@ -75,10 +75,13 @@ def take_over(
     history = HistoryReader(run).refresh(-1)
     if history.unreadable and history.highest > max(history.commits, default=-1):
         return _past_damage(history)
-    claimed = _claim(run, clock) if claim == "at once" else _look(run)
-    if claimed is None:
+    newest = history.newest
+    if newest is None:
         return Head()
-    head, history = claimed
+    if claim == "at once":
+        head, history = _claim(run, clock, history)
+    else:
+        head = _unclaimed(newest, history)
     try:
         _restore(run, history, baseline, executor)
     except StoreUnavailable:
@@ -100,13 +103,12 @@ def _past_damage(history: History) -> Head:
     return Head(history.highest, epoch + len(history.unreadable) + 1)
 
 
-def _claim(run: Run, clock: Clock) -> tuple[Head, History] | None:
+def _claim(run: Run, clock: Clock, history: History) -> tuple[Head, History]:
     """Commit an empty version of a higher epoch: from then on the old publisher is fenced."""
     for _ in range(_N_TRIES):
-        history = HistoryReader(run).refresh(-1)
         newest = history.newest
         if newest is None:
-            return None
+            return Head(), history
         record = replace(
             newest,
             version=newest.version + 1,
@@ -120,19 +122,16 @@ def _claim(run: Run, clock: Clock) -> tuple[Head, History] | None:
         try:
             record_sha256 = commit(run, record)
         except FencedWriter:
-            continue  # someone was faster; look again
+            history = HistoryReader(run).refresh(-1)  # someone was faster; look again
+            continue
         return _head(record, record_sha256, history), history
     raise FencedWriter(f"{_N_TRIES} times another publisher took over first; is one in a loop?")
 
 
-def _look(run: Run) -> tuple[Head, History] | None:
+def _unclaimed(newest: Commit, history: History) -> Head:
     """The head to commit on top of, with an epoch that no record has yet."""
-    history = HistoryReader(run).refresh(-1)
-    newest = history.newest
-    if newest is None:
-        return None
     head = _head(newest, history.hashes[newest.version], history)
-    return replace(head, epoch=newest.epoch + 1), history
+    return replace(head, epoch=newest.epoch + 1)
 
 
 def _head(record: Commit, record_sha256: str, history: History) -> Head:
@@ -171,7 +170,5 @@ def _start_from(baseline: Baseline, history: History) -> Start | None:
     if not baseline.specs:
         return None
     digest, digests = digest_state(baseline)
-    versions = [v for v, record in history.commits.items() if record.digest == digest]
-    if not versions:
-        return None
-    return Start(Held(max(versions), digest), baseline, digests)
+    version = history.version_of(digest)
+    return None if version is None else Start(Held(version, digest), baseline, digests)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from weightwire.apply.staging import Staging
 from weightwire.checkpoint import Checkpoint
-from weightwire.diff.state import StateReader
+from weightwire.diff.state import StateReader, StateView
 from weightwire.digest import TensorDigest, digest_state
 from weightwire.errors import (
     BaseMismatch,
@@ -26,7 +26,6 @@ from weightwire.errors import (
     TargetMismatch,
     UnsupportedVersion,
 )
-from weightwire.model import Bits, TensorSpec
 from weightwire.store.cache import Cache
 from weightwire.store.fetch import Fetcher
 from weightwire.store.history import History
@@ -53,37 +52,19 @@ class Reached:
     step: Step
     plan: Plan
     staging: Staging
-    is_whole: bool
-    """It started from an anchor: all tensors must be written, not only what changed."""
     folder: Path | None = None
-    """Where that anchor's files are."""
+    """Where the anchor's files are, if it started from one."""
     n_detours: int = 0
     resources: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def is_whole(self) -> bool:
+        """It started from an anchor: all tensors must be written, not only what changed."""
+        return self.folder is not None
 
     def close(self) -> None:
         """Let go of open files."""
         self.resources.close()
-
-
-class AnchorState:
-    """Implements ``StateReader``: an anchor's files, with the aliases only its manifest knows."""
-
-    def __init__(self, checkpoint: Checkpoint, ties: Mapping[str, str]) -> None:
-        self._checkpoint, self._ties = checkpoint, ties
-
-    @property
-    def specs(self) -> Mapping[str, TensorSpec]:
-        """Every tensor by name."""
-        return self._checkpoint.specs
-
-    @property
-    def ties(self) -> Mapping[str, str]:
-        """Names that share another tensor's storage."""
-        return self._ties
-
-    def read(self, name: str, start: int, stop: int) -> Bits:
-        """Bits from disk."""
-        return self._checkpoint.read(name, start, stop)
 
 
 def reach(
@@ -160,7 +141,6 @@ class _Walk:
                 last,
                 self._plan,
                 staging,
-                is_whole=anchor is not None,
                 folder=folder,
                 resources=stack.pop_all(),
             )
@@ -175,7 +155,8 @@ class _Walk:
     def _begin_anew(self, step: Step, stack: ExitStack) -> tuple[Staging, Path]:
         self.at = step
         folder, manifest = self._fetcher.anchor(step, self._progress)
-        state = AnchorState(stack.enter_context(Checkpoint.open(folder)), manifest.ties)
+        files = stack.enter_context(Checkpoint.open(folder))
+        state = StateView(files, files.specs, manifest.ties)
         digest, digests = digest_state(state)
         if digest != step.digest:
             raise TargetMismatch(f"{step.folder}: its bits have digest {digest}, not {step.digest}")
