@@ -2,12 +2,54 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from weightwire.errors import DiskTrouble
+
+_N_FOLDER_RACES = 64
+"""How often a folder may vanish while it is made; others remove theirs once in a while."""
+
+
+def make_folder(folder: Path, *, parents: bool = False) -> None:
+    """Make a folder unless there is one, whoever removes it meanwhile.
+
+    ``Path.mkdir(exist_ok=True)`` looks twice, and takes a folder that was removed between the two
+    looks for a file.
+
+    Raises:
+        NotADirectoryError: something else has this name.
+        OSError: the file system's own errors; EBUSY if the folder vanishes again and again.
+    """
+    for _ in range(_N_FOLDER_RACES):
+        try:
+            folder.mkdir(parents=parents)
+            return
+        except FileExistsError:
+            if _is_folder(folder):
+                return
+    raise OSError(errno.EBUSY, "removed again and again while it is made", str(folder))
+
+
+def _is_folder(path: Path) -> bool:
+    """Whether a folder has this name; False if nothing has.
+
+    Raises:
+        NotADirectoryError: something else has.
+    """
+    try:
+        mode = path.stat().st_mode  # one look: a second one may see something else
+    except FileNotFoundError:
+        if not path.is_symlink():
+            return False
+        mode = 0  # a link to nowhere
+    if not stat.S_ISDIR(mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+    return True
 
 
 def sync_folder(folder: Path, fsync: Callable[[int], None] = os.fsync) -> None:

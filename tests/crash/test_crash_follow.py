@@ -34,7 +34,9 @@ Act = Callable[[World], object]
 @pytest.fixture(autouse=True)
 def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several buckets per patch even for a small state."""
-    monkeypatch.setattr(PatchWriter.__init__, "__defaults__", (200,))
+    monkeypatch.setattr(
+        PatchWriter.__init__, "__defaults__", (200, *PatchWriter.__init__.__defaults__[1:])
+    )
 
 
 def target_of(kind: str, world: World) -> Any:

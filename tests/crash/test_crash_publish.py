@@ -31,7 +31,9 @@ EXTRAS = {"anchors": ww.AnchorPolicy(every=2), "skips": (2,)}
 @pytest.fixture(autouse=True)
 def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several buckets per patch even for a small state."""
-    monkeypatch.setattr(PatchWriter.__init__, "__defaults__", (200,))
+    monkeypatch.setattr(
+        PatchWriter.__init__, "__defaults__", (200, *PatchWriter.__init__.__defaults__[1:])
+    )
 
 
 def options_of(kind: str, folder: Path) -> dict[str, Any]:

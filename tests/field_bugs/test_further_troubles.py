@@ -12,6 +12,7 @@ import pytest
 from field_worlds import Engine, Meddled, Trainer, bits_in, bits_of, zeros
 
 import weightwire as ww
+from weightwire.checkpoint import Checkpoint
 from weightwire.clock import SystemClock
 from weightwire.errors import DuplicateTensor, ForkedHistory, RetryError
 from weightwire.store import layout
@@ -306,4 +307,31 @@ def test_two_ranks_on_one_host_may_share_a_cache(tmp_path: Path) -> None:
         assert {each.digest for each in engines} == {ww.digest(trainer.state)}
         trainer.step()
     for each in engines:
+        each.close()
+
+
+def test_a_rank_may_take_its_time_between_fetching_and_writing(tmp_path: Path) -> None:
+    """Another rank on the host goes on to newer anchors, and tidies the cache they share."""
+    store = MemoryStore()
+    trainer = Trainer(store, anchors=ww.AnchorPolicy(every=1), skips=())
+    trainer.publish()
+    slow, fast = (
+        ww.Subscriber(store, tmp_path / name, worker=name, cache=tmp_path / "cache")
+        for name in ("slow", "fast")
+    )
+    before = bits_of(trainer.state)
+    assert slow.stage()
+    rng = np.random.default_rng(1)
+    for _ in range(3):
+        for tensor in trainer.state.values():
+            bits_in(tensor)[...] ^= rng.integers(1, 200, tensor.size, np.uint8)
+        trainer.publish()
+    updated = fast.update()
+    assert updated is not None
+    assert updated.n_steps == 1, "it went on by a newer anchor"
+    slow.activate()
+    with Checkpoint.open(tmp_path / "slow") as checkpoint:
+        for name, spec in checkpoint.specs.items():
+            assert checkpoint.read(name, 0, spec.n_elements).tobytes() == before[name][2]
+    for each in (slow, fast):
         each.close()

@@ -75,7 +75,9 @@ def test_vllm_48312_tied_parameters_do_not_drift_apart(kind: str) -> None:
 
 @pytest.fixture
 def _small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PatchWriter.__init__, "__defaults__", (20,))
+    monkeypatch.setattr(
+        PatchWriter.__init__, "__defaults__", (20, *PatchWriter.__init__.__defaults__[1:])
+    )
 
 
 @pytest.mark.usefixtures("_small_buckets")

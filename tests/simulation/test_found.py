@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from concurrent.futures import Executor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import weightwire as ww
-from weightwire.errors import CommitUnknown, HashMismatch, NoWay, ObjectMissing
+from weightwire.apply.targets import Ready
+from weightwire.errors import CommitUnknown, HashMismatch, NoWay, ObjectMissing, TargetMismatch
 from weightwire.store.cache import Cache
 from weightwire.store.memory import MemoryStore
 from weightwire.store.records import RunIdentity, identity_bytes, parse_identity
@@ -119,6 +121,30 @@ def test_a_damaged_copy_of_a_tied_tensor_is_found() -> None:
     subscriber.update()
     assert_holds(live, state)
     assert subscriber.n_heals == 1
+
+
+def test_a_write_to_a_copy_of_a_tied_tensor_that_is_lost_is_noticed() -> None:
+    """After an anchor the digest was read back, and the digest counts tied names once."""
+    store, state = MemoryStore(), small_state()
+    state["tied"] = state["a"]
+    publisher_of(store, state).publish().result()
+    live: State = {name: np.zeros(64, np.float32) for name in state}
+    subscriber = subscriber_of(store, live)
+    activate, left = subscriber._target.activate, iter([True])
+
+    def lose_a_write(ready: Ready) -> None:
+        activate(ready)
+        if next(left, False):
+            live["tied"][9] = 0
+
+    subscriber._target.activate = lose_a_write  # type: ignore[method-assign]
+    with suppress(TargetMismatch):
+        subscriber.update()
+        assert_holds(live, state)
+    assert next(left, None) is None
+    subscriber.update()
+    assert not subscriber.is_dirty
+    assert_holds(live, state)
 
 
 def test_copies_of_tied_tensors_are_known_after_a_version_without_changes() -> None:

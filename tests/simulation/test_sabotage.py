@@ -72,9 +72,9 @@ def test_a_repair_that_is_given_up_and_forgotten_is_noticed(monkeypatch: Patch) 
 def test_a_receiver_that_goes_back_is_noticed(monkeypatch: Patch) -> None:
     """It takes any version it can get while it is dirty."""
 
-    def reach(self: Subscriber, seen: Any, start: Any, fetcher: Any) -> Any:
+    def reach(self: Subscriber, wanted: Any, seen: Any, start: Any, fetcher: Any) -> Any:
         if start is not None or self.version < 0:
-            return honest(self, seen, start, fetcher)
+            return honest(self, wanted, seen, start, fetcher)
         oldest = min(seen.commits)
         return subscribing.reach(seen, None, oldest, fetcher, self._cache, self._progress)
 

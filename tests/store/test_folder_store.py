@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_clock import FakeClock
@@ -292,12 +293,18 @@ def test_a_missing_right_is_refused(tmp_path: Path) -> None:
 def test_folder_that_vanishes_while_it_is_made_is_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def made_and_gone(self: Path, *_: object, **__: object) -> None:
-        raise FileExistsError(17, "File exists", str(self))
+    left, honest = [tmp_path / "gone"], Path.mkdir
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "mkdir", made_and_gone)
-        LocalFolderDisk().mkdir(tmp_path / "gone")
-        (tmp_path / "file").write_bytes(b"")
-        with pytest.raises(NotADirectoryError):
-            LocalFolderDisk().mkdir(tmp_path / "file")
+    def made_and_gone(self: Path, *arguments: Any, **options: Any) -> None:
+        if self in left:
+            left.remove(self)
+            raise FileExistsError(17, "File exists", str(self))
+        honest(self, *arguments, **options)
+
+    monkeypatch.setattr(Path, "mkdir", made_and_gone)
+    LocalFolderDisk().mkdir(tmp_path / "gone")
+    assert (tmp_path / "gone").is_dir()
+    assert left == []
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(NotADirectoryError):
+        LocalFolderDisk().mkdir(tmp_path / "file")

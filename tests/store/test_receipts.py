@@ -191,3 +191,37 @@ def test_a_version_is_what_the_digest_proves() -> None:
     assert not is_proven(replace(held, digest="0" * 32), history)
     assert not is_proven(replace(held, run="b" * 32), history)
     assert not is_proven(held, History())
+
+
+def test_a_version_whose_record_is_damaged_is_what_the_next_one_starts_from() -> None:
+    run = SampleRun().commit_many(4)
+    run.store.put(layout.commit_key(2), b"damaged")
+    history = HistoryReader(run.run).refresh(-1)
+    assert history.unreadable == {2}
+    held = replace(RECEIPT, run=run.run.name, version=2, digest=run.commits[2].digest)
+    assert is_proven(held, history)
+    assert not is_proven(replace(held, digest="0" * 32), history)
+    assert not is_proven(replace(held, digest=run.commits[1].digest), history)
+    assert not is_proven(replace(held, run="b" * 32), history)
+
+
+def test_a_version_whose_record_is_damaged_is_what_an_empty_one_after_it_repeats() -> None:
+    run = SampleRun().commit_many(3)
+    newest = run.commits[2]
+    claim = replace(newest, version=3, epoch=2, previous=run.previous, patch=None, put_id="e" * 32)
+    run.commit_record(claim)
+    run.store.put(layout.commit_key(2), b"damaged")
+    history = HistoryReader(run.run).refresh(-1)
+    held = replace(RECEIPT, run=run.run.name, version=2, digest=newest.digest)
+    assert is_proven(held, history)
+    assert not is_proven(replace(held, digest="0" * 32), history)
+
+
+def test_a_version_that_nothing_readable_starts_from_is_not_proven() -> None:
+    run = SampleRun().commit_many(5)
+    for version in (2, 3):
+        run.store.put(layout.commit_key(version), b"damaged")
+    held = replace(RECEIPT, run=run.run.name, version=2, digest=run.commits[2].digest)
+    assert not is_proven(held, HistoryReader(run.run).refresh(-1))
+    run.offer_skip(2, 4)
+    assert is_proven(held, HistoryReader(run.run).refresh(-1))

@@ -104,6 +104,38 @@ def test_live_receipt_holds_what_its_worker_needs() -> None:
     assert len(plan(history, Held(2, run.commits[2].digest), 9).patches) == 7
 
 
+def test_live_receipt_holds_what_its_worker_needs_though_its_record_is_damaged() -> None:
+    """The worker goes on by the patch of the next version, not by its own version's record."""
+    run = sample()
+    hold(run, 2)
+    run.store.put(layout.commit_key(2), b"damaged")
+    assert sweep(run).boundary == 2
+    history = HistoryReader(run.run).refresh(-1)
+    assert len(plan(history, Held(2, run.commits[2].digest), 9).patches) == 7
+
+
+def test_live_receipt_holds_nothing_where_no_way_leads_on_from_its_version() -> None:
+    run = sample()
+    hold(run, 2)
+    for version in (2, 3):
+        run.store.put(layout.commit_key(version), b"damaged")
+    assert sweep(run).boundary == 6
+
+
+def test_receipt_that_came_too_late_for_one_collection_counts_in_the_next() -> None:
+    """Its version's record is gone; the patch that leads on from it is not, and must stay."""
+    run = sample()
+    assert sweep(run).boundary == 6
+    hold(run, 5)
+    run.commit_many(4)
+    run.offer_anchor(12)
+    assert sweep(run).boundary == 6
+    history = HistoryReader(run.run).refresh(-1)
+    assert len(plan(history, Held(5, run.commits[5].digest), 13).patches) == 8
+    hold(run, 4)
+    assert sweep(run).boundary == 11
+
+
 def test_receipt_older_than_its_grace_holds_nothing() -> None:
     run = sample()
     hold(run, 2)

@@ -5,11 +5,13 @@
     seen.json         the newest version ever seen, so that an old copy of the store is noticed
 
 Nothing here is trusted: patches are checked by hash when they are read, states by digest when
-they are used. A folder appears under its name when it is complete.
+they are used. A folder appears under its name when it is complete. Several receivers may share a
+cache: what one of them uses, the others leave alone.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import shutil
@@ -22,12 +24,13 @@ from weightwire.codec.index import INDEX_FILE, BucketEntry, PatchIndex, index_by
 from weightwire.codec.patch import Patch
 from weightwire.container import parse_json
 from weightwire.container.fields import HEX_128, HEX_256, Fields
+from weightwire.durable import make_folder
 from weightwire.errors import RetryError, StopError, WeightwireError
+from weightwire.store.in_use import PARTIAL, InUse, remove, remove_unused
 from weightwire.store.records import AnchorRef, PatchRef
 
 log = logging.getLogger("weightwire.store")
 
-_PARTIAL = ".partial"
 _SEEN = "seen.json"
 
 
@@ -37,13 +40,14 @@ class Cache:
     def __init__(self, folder: Path | None = None) -> None:
         self._keeps_patches = folder is not None
         self._noted: tuple[str, int, str] | None = None
+        self._in_use = InUse()
         self._root = folder or Path(tempfile.mkdtemp(prefix="weightwire-"))
         self._remove: Callable[[], object] = lambda: None
         if folder is None:
             # Also when nobody calls close: a receiver usually lives as long as its process.
             self._remove = weakref.finalize(self, shutil.rmtree, self._root, ignore_errors=True)
         for name in ("anchors", "patches"):
-            (self._root / name).mkdir(parents=True, exist_ok=True)
+            make_folder(self._root / name, parents=True)
 
     def at_hand(self) -> frozenset[str]:
         """Folders of the store that need not be fetched."""
@@ -51,7 +55,7 @@ class Cache:
             f"{kind}/{path.name}/"
             for kind in ("anchors", "patches")
             for path in (self._root / kind).iterdir()
-            if path.is_dir() and not path.name.endswith(_PARTIAL)
+            if path.is_dir() and not path.name.endswith(PARTIAL)
         )
 
     def load_patch(self, ref: PatchRef) -> Patch | None:
@@ -61,7 +65,7 @@ class Cache:
             return None
         try:
             patch = Patch.load(path)
-        except WeightwireError:
+        except (WeightwireError, OSError):
             self.discard(ref.folder)
             return None
         if (patch.index.base_digest, patch.n_bytes) != (ref.base_digest, ref.n_bytes):
@@ -75,12 +79,12 @@ class Cache:
             return
         partial = self._partial(folder)
         try:
-            partial.mkdir(exist_ok=True)
+            make_folder(partial)
             (partial / entry.file).write_bytes(raw)
         except OSError as error:
             # A patch that is not kept costs a download after a restart, and nothing else.
             log.warning("%s is not kept: %s", folder, error)
-            shutil.rmtree(partial, ignore_errors=True)
+            remove(partial)
 
     def finish_patch(self, ref: PatchRef, index: PatchIndex) -> None:
         """Give a patch its name, if all of its buckets are here."""
@@ -88,7 +92,7 @@ class Cache:
         if not self._keeps_patches or path.exists():
             return
         try:
-            partial.mkdir(exist_ok=True)
+            make_folder(partial)
             if all((partial / entry.file).is_file() for entry in index.buckets):
                 (partial / INDEX_FILE).write_bytes(index_bytes(index))
                 partial.rename(path)
@@ -96,15 +100,25 @@ class Cache:
             log.warning("%s is not kept: %s", ref.folder, error)
 
     def begin_anchor(self, ref: AnchorRef) -> Path:
-        """Where an anchor's files go, with what an earlier attempt left there."""
-        path, partial = self._path(ref.folder), self._partial(ref.folder)
-        if path.is_dir():
-            return path
-        partial.mkdir(exist_ok=True)
-        return partial
+        """Where an anchor's files go, with what an earlier attempt left there; ours until tidied.
+
+        Raises:
+            OSError: the disk's own errors; FileNotFoundError if another receiver was faster.
+        """
+        folder = self._path(ref.folder)
+        if not folder.is_dir():
+            folder = self._partial(ref.folder)
+            make_folder(folder)
+        if not self._in_use.claim(ref.folder, folder):
+            raise FileNotFoundError(errno.ENOENT, "removed while it was asked for", str(folder))
+        return folder
 
     def finish_anchor(self, ref: AnchorRef) -> Path:
-        """Give an anchor its name, now that its files are whole."""
+        """Give an anchor its name, now that its files are whole.
+
+        Raises:
+            OSError: the disk's own errors; FileNotFoundError if another receiver was faster.
+        """
         path, partial = self._path(ref.folder), self._partial(ref.folder)
         if not path.is_dir():
             partial.rename(path)
@@ -113,15 +127,17 @@ class Cache:
     def discard(self, folder: str) -> None:
         """Forget what turned out to be damaged."""
         for path in (self._path(folder), self._partial(folder)):
-            shutil.rmtree(path, ignore_errors=True)
+            remove(path)
+        self._in_use.release(folder)
 
     def keep_only(self, folders: Iterable[str]) -> None:
-        """Remove everything a restart would not need."""
+        """Remove everything a restart would not need, and no other receiver is using."""
         wanted = set(folders)
+        self._in_use.release_all_but(wanted)
         for kind in ("anchors", "patches"):
             for path in list((self._root / kind).iterdir()):
-                if f"{kind}/{path.name.removesuffix(_PARTIAL)}/" not in wanted:
-                    shutil.rmtree(path, ignore_errors=True)
+                if f"{kind}/{path.name.removesuffix(PARTIAL)}/" not in wanted:
+                    remove_unused(path)
 
     def seen(self) -> tuple[str, int, str] | None:
         """Run, version and record of the newest version seen by this receiver, ever."""
@@ -142,7 +158,7 @@ class Cache:
         """Note the newest version seen; an idle receiver that looks often does not write each time."""
         if self._noted == (run, version, record):
             return
-        fresh = self._root / f"{_SEEN}{_PARTIAL}"
+        fresh = self._root / f"{_SEEN}{PARTIAL}"
         try:
             noted = {"run": run, "version": version, "record": record}
             fresh.write_bytes(seal(json.dumps(noted).encode()))
@@ -152,11 +168,12 @@ class Cache:
             log.warning("%s is not kept: %s", _SEEN, error)
 
     def close(self) -> None:
-        """Remove a temporary folder."""
+        """Let go of what is used, and remove a temporary folder."""
+        self._in_use.release_all_but(set())
         self._remove()
 
     def _path(self, folder: str) -> Path:
         return self._root / folder.rstrip("/")
 
     def _partial(self, folder: str) -> Path:
-        return self._root / (folder.rstrip("/") + _PARTIAL)
+        return self._root / (folder.rstrip("/") + PARTIAL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -25,6 +26,10 @@ from weightwire.workers import InlineExecutor
 log = logging.getLogger("weightwire.store")
 
 _N_TRIES = 3
+_N_FOLDER_RACES = 16
+"""How often others that share a cache may finish or remove what we fetch before we give up."""
+_MOVED = (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST)
+"""What the system says of a folder that is gone, or has its final name already."""
 _N_AHEAD = 4
 """Buckets or chunks fetched ahead of their use: bounds memory."""
 
@@ -87,10 +92,32 @@ class Fetcher:
         if manifest.digest != step.digest:
             raise BaseMismatch(f"{ref.folder}: an anchor of {manifest.digest}, not {step.digest}")
         with typed_disk_errors(Path(ref.folder)):
-            folder = self._cache.begin_anchor(ref)
-            for file in manifest.files:
-                self._fetch_file(ref, file, folder / file.name, progress)
-            return self._cache.finish_anchor(ref), manifest
+            return self._keep_anchor(ref, manifest, progress), manifest
+
+    def _keep_anchor(
+        self, ref: AnchorRef, manifest: Manifest, progress: Callable[[int], None]
+    ) -> Path:
+        """Bring an anchor to the disk; begin again if others that share the cache move its folder.
+
+        Raises:
+            OSError: the disk's own errors.
+        """
+        for _ in range(_N_FOLDER_RACES):
+            try:
+                return self._fetch_files(ref, manifest, progress)
+            except OSError as error:
+                if error.errno not in _MOVED:
+                    raise
+                log.info("%s: moved by another receiver; beginning again: %s", ref.folder, error)
+        return self._fetch_files(ref, manifest, progress)
+
+    def _fetch_files(
+        self, ref: AnchorRef, manifest: Manifest, progress: Callable[[int], None]
+    ) -> Path:
+        folder = self._cache.begin_anchor(ref)
+        for file in manifest.files:
+            self._fetch_file(ref, file, folder / file.name, progress)
+        return self._cache.finish_anchor(ref)
 
     def _timed(self, work: Callable[[], bytes]) -> bytes:
         began = self._clock.monotonic()

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from weightwire.checkpoint.disk import Disk, LocalDisk
+from weightwire.durable import make_folder
 
 
 class FolderDisk(Disk, Protocol):
@@ -34,13 +35,7 @@ class LocalFolderDisk(LocalDisk):
 
     def mkdir(self, path: Path) -> None:
         """Make one folder; its parent is there already."""
-        try:
-            path.mkdir(exist_ok=True)
-        except FileExistsError as error:
-            if path.is_dir() or not os.path.lexists(path):
-                return  # a collector removed it between two looks: who needs it makes it again
-            # Not to be mistaken for "an object of this name exists".
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from error
+        make_folder(path)
 
     def link(self, source: Path, target: Path) -> None:
         """Hard link: the one way to name a finished file only if the name is free."""

@@ -54,6 +54,29 @@ class History:
             (v for v, commit in self.commits.items() if commit.digest == digest), default=None
         )
 
+    def vouches_for(self, version: int, digest: str) -> bool:
+        """Whether a version is known to have these bits.
+
+        Its own record says so or, where that is damaged or was collected, one that starts from it:
+        whoever holds the version goes on by the latter, and needs the former for nothing.
+        """
+        own = self.commits.get(version)
+        if own is not None:
+            return own.digest == digest
+        after = self.commits.get(version + 1)
+        if after is not None and after.is_empty:
+            return after.digest == digest
+        return (version, digest) in self._bases()
+
+    def _bases(self) -> Iterator[tuple[int, str]]:
+        """What patches start from; offers from below the boundary are going, or gone."""
+        for commit in self.commits.values():
+            if commit.patch is not None:
+                yield commit.patch.base_version, commit.patch.base_digest
+        for offer in self.offers.values():
+            if offer.patch is not None and offer.patch.base_version >= self.boundary:
+                yield offer.patch.base_version, offer.patch.base_digest
+
     @property
     def newest(self) -> Commit | None:
         """The head of the run."""

@@ -1,8 +1,8 @@
 """What receivers say they hold: one small object per worker, written over and over.
 
 A receipt is a claim, not a fact, and anyone who can write to the store can write one. It counts only
-where its digest is that of the version it names: a worker that reports success and moved nothing is
-seen to hold what it holds.
+where the log knows its digest to be that of the version it names: a worker that reports success and
+moved nothing is seen to hold what it holds.
 """
 
 from __future__ import annotations
@@ -170,8 +170,9 @@ def list_receipts(store: ObjectStore) -> Iterator[tuple[ObjectInfo, Receipt]]:
 
 def is_proven(receipt: Receipt, history: History) -> bool:
     """Whether the version a receipt names is the one its digest proves."""
-    commit = history.commits.get(receipt.version)
-    return commit is not None and (receipt.run, receipt.digest) == (commit.run, commit.digest)
+    newest = history.newest
+    is_of_run = newest is not None and newest.run == receipt.run
+    return is_of_run and history.vouches_for(receipt.version, receipt.digest)
 
 
 def _read(store: ObjectStore, key: str) -> Receipt | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
 from weightwire.errors import NoWay, WeightwireError
 from weightwire.store import layout
 from weightwire.store.history import History, HistoryReader
@@ -41,7 +44,7 @@ class Collector:
 
     def _collect(self, store: ActorStore, clock: SimClock) -> None:
         stage = self._stage
-        live = _live_receipts(stage) if self._is_exact() else {}
+        before = _look(stage) if self._is_exact() else _Seen()
         try:
             objects = RetryingStore(store, clock, RETRY)
             run = Run(objects, require_identity(objects), verify=_verify(stage))
@@ -50,14 +53,16 @@ class Collector:
             stage.check_error(self.name, error)
             return
         stage.chances.tell(f"{self.name} deleted {len(collected.keys)} objects")
-        self._check_receipts(live, collected)
+        self._check_receipts(before, collected)
 
-    def _check_receipts(self, live: dict[str, int], collected: Collected) -> None:
+    def _check_receipts(self, before: _Seen, collected: Collected) -> None:
         """Retention never passes a version that a live receipt proved all the while."""
         if collected.boundary == collected.boundary_before:
             return
-        for receipt in _young_receipts(self._stage) if live else ():
-            if live.get(receipt.worker) == receipt.version:
+        history = _still_readable(self._stage, before.history, collected.boundary_before)
+        for receipt in _young_receipts(self._stage) if before.versions else ():
+            is_same = before.versions.get(receipt.worker) == receipt.version
+            if is_same and is_proven(receipt, history):
                 is_kept = receipt.version >= collected.boundary
                 require(is_kept, "receipts are kept", receipt.worker, receipt.version)
 
@@ -66,19 +71,34 @@ class Collector:
         settings = self._stage.settings
         has_wrong_clock = any(settings.odds.get(kind) for kind in CLOCKS)
         reads_wrong = any(settings.store_faults.odds.get(kind) for kind in (*OF_READ, *OF_LIST))
-        return not (has_wrong_clock or reads_wrong or self._stage.is_log_damaged)
+        return not (has_wrong_clock or reads_wrong)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What lay in the store before a collection."""
+
+    versions: Mapping[str, int] = field(default_factory=dict)
+    """Of workers with young receipts: nobody may take them for dead."""
+    history: History = field(default_factory=History)
 
 
 def _verify(stage: Stage) -> Verify | None:
     return verify.require(stage.key.public) if stage.key else None
 
 
-def _live_receipts(stage: Stage) -> dict[str, int]:
-    """Workers at work, and what they hold: nobody may take them for dead."""
+def _look(stage: Stage) -> _Seen:
     if stage.truth.newest < 0:
-        return {}
-    history = _raw_history(stage)
-    return {r.worker: r.version for r in _young_receipts(stage) if is_proven(r, history)}
+        return _Seen()
+    versions = {receipt.worker: receipt.version for receipt in _young_receipts(stage)}
+    return _Seen(versions, _raw_history(stage))
+
+
+def _still_readable(stage: Stage, history: History, boundary: int) -> History:
+    """What nobody took away while a collector looked: another one, damage, loss."""
+    gone = stage.damaged_versions
+    commits = {v: c for v, c in history.commits.items() if v >= boundary and v not in gone}
+    return replace(history, commits=commits, offers={})
 
 
 def _young_receipts(stage: Stage) -> list[Receipt]:

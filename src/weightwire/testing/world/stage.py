@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from weightwire.errors import (
@@ -43,9 +43,14 @@ class Stage:
     key: SigningKey | None
     is_damaged: bool = False
     """Something stored was damaged where it lies."""
-    is_log_damaged: bool = False
-    """A commit record was."""
+    damaged_versions: set[int] = field(default_factory=set)
+    """Those whose commit records were."""
     n_forged: int = 0
+
+    @property
+    def is_log_damaged(self) -> bool:
+        """Whether a commit record was damaged where it lies."""
+        return bool(self.damaged_versions)
 
     @property
     def is_going(self) -> bool:

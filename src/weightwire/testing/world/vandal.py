@@ -60,7 +60,9 @@ class Vandal:
             self._put_garbage()
             return
         stage.is_damaged = True
-        stage.is_log_damaged |= trouble is Trouble.COMMIT_DAMAGED
+        entry = layout.parse_entry(key)
+        if entry is not None and entry.kind == "commit":
+            stage.damaged_versions.add(entry.version)
         if trouble in (Trouble.DATA_LOST, Trouble.OFFER_LOST):
             self._objects.delete([key])
         elif trouble is Trouble.OBJECTS_SWAPPED:
