@@ -9,10 +9,13 @@ WeightwireError
 │   ├── CorruptStream         a coded stream that does not decode
 │   ├── StoreUnavailable      the store gave no answer, or said "later"
 │   ├── CommitUnknown         a commit was sent, and no answer says whether it happened
+│   ├── EngineUnavailable     an inference server gave no answer
+│   ├── RankFailed            another rank of the trainer could not do its part; nothing was published
 │   ├── StateMoved            the state changed while it was being read; nothing was published
 │   └── DiskTrouble           a local file could not be written: the disk is full or failing
 ├── ResyncError           the state at hand is not the one the patch needs: start from an anchor
 │   ├── BaseMismatch          the base's digest differs; nothing was written
+│   ├── CutElsewhere          a patch codes elements that are kept together with others that are not
 │   ├── TargetMismatch        the result's digest differs; the state must be rebuilt
 │   ├── MissingTensor         the patch names a tensor the state does not have
 │   ├── ObjectMissing         the store has no such object: collected, or never written
@@ -35,6 +38,8 @@ WeightwireError
     ├── NotARun               a store prefix that holds no run, or something else
     ├── FencedWriter          a newer publisher took over this run, or it was collected meanwhile
     ├── PublisherClosed       publishing after ``close``
+    ├── RankLost              a rank of the trainer died or does not answer: restart the trainer
+    ├── EngineRefused         an inference engine will not: not set up for this, asleep, or paused by others
     └── UntrustedHistory      the store shows a history that must not be followed
         ├── UnsignedRecord        a signature is required and there is none
         ├── BadSignature          a signature that the pinned key did not make
@@ -83,6 +88,14 @@ class CommitUnknown(RetryError):
     """A commit was sent and nobody knows whether it happened; the next publish settles it."""
 
 
+class EngineUnavailable(RetryError):
+    """An inference server gave no answer; what it was asked may or may not have happened."""
+
+
+class RankFailed(RetryError):
+    """A rank could not read, compare or send its part: nothing was published, baselines stay."""
+
+
 class StateMoved(RetryError):
     """The state changed while it was being read: nothing was published, the baseline stays."""
 
@@ -97,6 +110,10 @@ class ResyncError(WeightwireError):
 
 class BaseMismatch(ResyncError):
     """The base state's digest differs from the patch's; nothing was written."""
+
+
+class CutElsewhere(ResyncError):
+    """A patch codes elements that a rank keeps in one chunk with others that it does not keep."""
 
 
 class TargetMismatch(ResyncError):
@@ -185,6 +202,14 @@ class FencedWriter(StopError):
 
 class PublisherClosed(StopError):
     """A publisher was used after ``close``."""
+
+
+class EngineRefused(StopError):
+    """An inference engine will not: not set up for Weightwire, asleep, paused by others, too old."""
+
+
+class RankLost(StopError):
+    """A rank of the trainer is gone or silent; its peers cannot publish without it."""
 
 
 class UntrustedHistory(StopError):

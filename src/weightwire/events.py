@@ -24,6 +24,8 @@ class Published:
     """From then until the version existed."""
     is_validated: bool = False
     """The full state was compared with what a receiver would decode, and was bit-identical."""
+    step: int | None = None
+    """The training step, where the trainer gave one."""
 
     @property
     def density(self) -> float:
@@ -57,3 +59,5 @@ class Updated:
     """The pause: while it lasts the weights are a mixture."""
     verify_s: float = 0.0
     """Reading back what was written, while the engine serves again."""
+    step: int | None = None
+    """The training step it was published at, where the trainer gave one."""

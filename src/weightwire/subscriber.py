@@ -18,7 +18,7 @@ import logging
 import math
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -28,6 +28,7 @@ from typing import Any
 
 from weightwire.apply.targets import Ready, Target, as_target
 from weightwire.clock import Clock, SystemClock
+from weightwire.digest import TensorDigest
 from weightwire.errors import Dirty, DiskTrouble, NoWay, StopError, TargetMismatch, WeightwireError
 from weightwire.events import Updated
 from weightwire.store.cache import Cache
@@ -175,6 +176,11 @@ class Subscriber:
         return held.digest if held else ""
 
     @property
+    def tensor_digests(self) -> Mapping[str, TensorDigest]:
+        """The digest of every tensor in that version: what live memory can be compared with."""
+        return self._holding.digests
+
+    @property
     def n_heals(self) -> int:
         """How often damage was found and repaired."""
         return self._holding.n_heals
@@ -220,11 +226,15 @@ class Subscriber:
         self._pause_s = min(self._pause_s * self._polling.factor, self._polling.max_s)
         return False
 
-    def stage(self) -> bool:
-        """Fetch, decode and prove the newest version, writing nothing; False if it is held already.
+    def stage(self, version: int | None = None) -> bool:
+        """Fetch, decode and prove a version, writing nothing; False if it is held already.
+
+        By default that is the newest one that can be reached. Ranks that serve together, and
+        receivers that must lag by a fixed number of versions, name the one they want; a version
+        older than the one held is never staged.
 
         Raises:
-            NoWay: nothing leads to a newer version.
+            NoWay: nothing leads to a newer version, or not to this one.
             UntrustedHistory: a history that must not be followed.
             RetryError: the store cannot be reached; try again.
             UnsupportedLayout: the target cannot take this run's tensors.
@@ -235,7 +245,7 @@ class Subscriber:
             self._drop_staged()
             self._state = State.STAGING
             try:
-                self._staged = self._stage_newest()
+                self._staged = self._stage_version(version)
             finally:
                 self._state = State.STAGED if self._staged else self._resting()
             return self._staged is not None
@@ -370,25 +380,42 @@ class Subscriber:
         if seen is not None and seen[0] == self._run.name:
             self._log.remember(seen[1], seen[2])
 
-    def _stage_newest(self) -> _Staged | None:
+    def _stage_version(self, version: int | None) -> _Staged | None:
         began = self._clock.monotonic()
         with ExitStack() as stack:
             start = self._holding.start(stack, self._look)
             history = self._look()
-            newest = history.newest
-            if newest is None or (start is not None and newest.version <= start.held.version):
+            wanted = self._wanted(history, start.held.version if start else -1, version)
+            if not wanted:
                 return None
             fetcher = Fetcher(self._run.store, self._cache, self._fetches, self._clock)
-            reached = self._reach(history, start, fetcher)
+            reached = self._reach(wanted, history, start, fetcher)
             stack.callback(reached.close)
             return self._prepare(reached, history, fetcher, began, stack)
 
-    def _reach(self, history: History, start: Start | None, fetcher: Fetcher) -> Reached:
+    def _wanted(self, history: History, held: int, version: int | None) -> Collection[int]:
+        """The versions after the one held that will do.
+
+        Raises:
+            NoWay: the one that was named does not exist, or its record cannot be read.
+        """
+        if version is None:
+            return [each for each in history.commits if each > held]
+        if version <= held:
+            return ()
+        if version not in history.commits:
+            newest = history.newest.version if history.newest else -1
+            raise NoWay(f"there is no version {version} to stage; the newest is {newest}")
+        return (version,)
+
+    def _reach(
+        self, wanted: Collection[int], history: History, start: Start | None, fetcher: Fetcher
+    ) -> Reached:
         """The newest version there is a way to; an older one rather than none, but never one before
         the version that was held: a dirty receiver waits for an anchor rather than go back."""
         floor = start.held.version if start else self.version - 1
         bad: set[str] = set()
-        for version in sorted(history.commits, reverse=True):
+        for version in sorted(wanted, reverse=True):
             if version <= floor:
                 break
             try:
@@ -401,6 +428,7 @@ class Subscriber:
                     self._progress,
                     bad=bad,
                     on_bad_start=self._holding.found_damage,
+                    needs=getattr(self._target, "needs", None),
                 )
             except NoWay as error:
                 log.warning("version %d cannot be reached: %s", version, error)
@@ -418,6 +446,7 @@ class Subscriber:
         is_moved = reached.is_whole or bool(reached.plan.patches)
         ready = self._target.prepare(staging, step.digest, folder=reached.folder)
         newest = history.newest.version if history.newest else step.version
+        record = history.commits.get(step.version)
         updated = Updated(
             version=step.version,
             previous=self.version,
@@ -430,6 +459,7 @@ class Subscriber:
             n_detours=reached.n_detours,
             stage_s=self._clock.monotonic() - began,
             fetch_s=fetcher.wait_s,
+            step=record.step if record else None,
         )
         return _Staged(
             held=Held(step.version, step.digest),

@@ -112,3 +112,12 @@ def test_a_run_without_versions_says_so(tmp_path: Path) -> None:
         path.unlink()
     assert run("log", chain.store, "--json").json["newest"] is None
     assert "no version yet" in run("log", chain.store).stdout
+
+
+def test_steps_are_shown_where_the_trainer_gave_them(tmp_path: Path) -> None:
+    chain = make_chain(tmp_path, 2)
+    assert "step" not in run("log", chain.store).stdout
+    chain.publish_next("--step", 1200)
+    found = run("log", chain.store, "--json").json
+    assert [each["step"] for each in found["versions"]] == [None, None, 1200]
+    assert "1200" in run("log", chain.store).stdout

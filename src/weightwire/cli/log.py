@@ -103,6 +103,7 @@ def _version_fields(commit: Commit, now: float) -> dict[str, Any]:
     n_bytes = ref.n_bytes if ref else 0
     return {
         "version": commit.version,
+        "step": commit.step,
         "epoch": commit.epoch,
         "age_s": now - commit.time_ms / 1000,
         "kind": "patch" if patch else "anchor" if commit.anchor else "empty",
@@ -162,11 +163,14 @@ def _head(fields: dict[str, Any]) -> Text:
 
 
 def _version_table(versions: list[dict[str, Any]]) -> Table:
-    table = _table("version", "epoch", "age", "kind", "changed", "size", "smaller", "codec")
+    # Only trainers count steps; a column of blanks would be noise.
+    steps = ("step",) if any(each["step"] is not None for each in versions) else ()
+    table = _table("version", *steps, "epoch", "age", "kind", "changed", "size", "smaller", "codec")
     for each in versions:
         smaller = f"{each['times_smaller']:,.1f}×" if each["times_smaller"] else ""
         table.add_row(
             str(each["version"]),
+            *("" if each[step] is None else str(each[step]) for step in steps),
             str(each["epoch"]),
             age_text(each["age_s"]),
             _kind_text(each),

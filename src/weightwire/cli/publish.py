@@ -44,6 +44,9 @@ def publish_command(
     anchor_every: Annotated[
         int, typer.Option("--anchor-every", min=1, metavar="N", help="Versions between anchors.")
     ] = AnchorPolicy.every,
+    step: Annotated[
+        int | None, typer.Option("--step", min=0, metavar="N", help="The training step it is of.")
+    ] = None,
     threads: Threads = None,
     metrics_file: MetricsFile = None,
     as_json: AsJson = False,
@@ -67,6 +70,7 @@ def publish_command(
                 terminal,
                 state,
                 counted,
+                step,
                 key=SigningKey.load(key) if key else None,
                 baseline=folder,
                 companions=state.place.folder,
@@ -80,14 +84,14 @@ def publish_command(
 
 
 def _publish(
-    terminal: Terminal, state: Checkpoint, store: CountingStore, **options: Any
+    terminal: Terminal, state: Checkpoint, store: CountingStore, step: int | None, **options: Any
 ) -> Published:
     n_bytes = sum(spec.n_bytes for spec in state.specs.values())
     metered = MeteredStore(store, terminal.display.stage, n_bytes)
     live = MeteredState(state, terminal.display.stage("read", n_bytes))
     # Skip patches start from versions an earlier call published: nothing is kept of those here.
     with Publisher(metered, live, claim="with the first version", skips=(), **options) as publisher:
-        published = publisher.publish().result()
+        published = publisher.publish(step=step).result()
         publisher.wait()
     return published
 
@@ -96,6 +100,7 @@ def _fields(published: Published, store: str, seconds: float) -> dict[str, Any]:
     return {
         "store": store,
         "version": published.version,
+        "step": published.step,
         "epoch": published.epoch,
         "digest": published.digest,
         "n_elements": published.n_elements,

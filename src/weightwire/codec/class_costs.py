@@ -235,7 +235,8 @@ def _chances(model: ClassModel, rates: npt.NDArray[np.integer]) -> _Floats:
     gaps = np.exp2(_LOG2_FIRST_GAP + rates / _RATES_PER_OCTAVE)
     weights = np.exp2(np.array(model.log2_weights, dtype=np.float64))
     # Kept off 0 and 1, where the logarithms of the callers end.
-    return np.clip(1.0 - np.exp(-weights / gaps), 1e-12, 1.0 - 1e-12)
+    chances: _Floats = np.clip(1.0 - np.exp(-weights / gaps), 1e-12, 1.0 - 1e-12)
+    return chances
 
 
 def _chunk_sizes(piece: EncodedPiece) -> _Counts:

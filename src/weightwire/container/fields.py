@@ -63,6 +63,14 @@ class Fields:
             raise self.wrong(name)
         return value
 
+    def optional_count(self, name: str) -> int | None:
+        """A whole number, or None where there is no such field.
+
+        Raises:
+            MalformedHeader: it is something else.
+        """
+        return self.count(name) if name in self._value else None
+
     def number(self, name: str) -> float:
         """A finite number, whole or not.
 

@@ -37,6 +37,11 @@ class Holding:
         """The version held; -1 if none."""
         return self.held.version if self.held else -1
 
+    @property
+    def digests(self) -> Mapping[str, TensorDigest]:
+        """Every tensor's digest in the version held; empty if none."""
+        return self._digests if self.held else {}
+
     def start(self, stack: ExitStack, look: Callable[[], History]) -> Start | None:
         """The target's own state, if it is known to be a version; files stay open with ``stack``."""
         self._scrub_share()

@@ -82,6 +82,8 @@ class Commit:
     patch: PatchRef | None
     """None for the first version, for one that changes nothing, and for a fresh start."""
     anchor: AnchorRef | None
+    step: int | None = None
+    """The training step it was published at, as the trainer counts; versions count publishes."""
 
     @property
     def is_empty(self) -> bool:
@@ -125,7 +127,7 @@ def parse_identity(raw: bytes, where: str) -> RunIdentity:
 
 def commit_bytes(commit: Commit, sign: Sign | None) -> bytes:
     """A commit record, signed if there is a key."""
-    body = {
+    body: dict[str, object] = {
         "run": commit.run,
         "version": commit.version,
         "epoch": commit.epoch,
@@ -138,6 +140,8 @@ def commit_bytes(commit: Commit, sign: Sign | None) -> bytes:
         "patch": _patch_fields(commit.patch),
         "anchor": _anchor_fields(commit.anchor),
     }
+    if commit.step is not None:
+        body["step"] = commit.step
     return sealed("weightwire.commit", body, sign)
 
 
@@ -162,6 +166,7 @@ def parse_commit(raw: bytes, where: str, version: int, run: str, verify: Verify 
         n_state_bytes=fields.count("n_state_bytes"),
         patch=fields.optional("patch", _parse_patch),
         anchor=fields.optional("anchor", _parse_anchor),
+        step=fields.optional_count("step"),
     )
     _check_place(commit, version, run, where)
     return commit
