@@ -4,15 +4,21 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from sample_cuts import cut_patch
 
 import weightwire as ww
 from sample_training import Weights, bits_of, train, weights
+from weightwire.apply.pages import Pages
 from weightwire.apply.staging import Staging
 from weightwire.diff.memory import open_state
+from weightwire.diff.spill import Spill
 from weightwire.digest import TensorDigest, digest_state
 from weightwire.errors import BaseMismatch
+from weightwire.model import Changes
+
+relaxed = settings(deadline=None)
 
 
 def versions(n: int, share: float = 0.1) -> list[Weights]:
@@ -71,6 +77,7 @@ def test_unchanged_tensor_that_is_another_one_is_refused_without_reading_it() ->
         staging.take(ww.diff(first, second))
 
 
+@relaxed
 @given(
     st.lists(
         st.sampled_from(["train", "drop", "add", "reshape", "retype", "grow"]),
@@ -105,3 +112,51 @@ def change(state: Weights, event: str, number: int) -> None:
         state["norm"] = state["norm"].astype(np.float32 if number % 2 else np.float64)
     elif event == "grow":
         state["steps"] = np.arange(len(state["steps"]) + 1)
+
+
+CUTS = st.lists(st.integers(1, 599), max_size=5)
+
+
+@relaxed
+@given(st.lists(CUTS, min_size=1, max_size=5), st.sampled_from(["compact", "plain"]))
+def test_patches_of_a_chain_may_cut_a_tensor_anywhere(cuts: list[list[int]], codec: str) -> None:
+    source = np.random.default_rng(len(cuts))
+    first = source.standard_normal(600).astype(np.float32)
+    staging, now = Staging(open_state({"w": first})), first
+    for number, each in enumerate(cuts):
+        before, now = now, now.copy()
+        places = source.choice(600, 60, replace=False)
+        now.view(np.uint32)[places] += 1 + number
+        staging.take(cut_patch("w", before, now, each, codec))
+        assert staging.read("w", 0, 600).tobytes() == now.tobytes()
+        assert staging.read("w", 37, 411).tobytes() == now[37:411].tobytes()
+    assert staging.n_changed == 60 * len(cuts)
+    written = first.copy()
+    for _, start, changes in staging.writes():
+        assert (np.diff(changes.positions.astype(np.int64)) > 0).all()
+        written.view(np.uint32)[start + changes.positions.astype(np.int64)] = changes.bits
+    assert written.tobytes() == now.tobytes()
+
+
+@relaxed
+@given(
+    st.lists(st.tuples(st.integers(0, 500), st.sets(st.integers(0, 99), min_size=1)), max_size=8)
+)
+def test_pages_hold_each_place_once_with_its_latest_bits(
+    pieces: list[tuple[int, set[int]]],
+) -> None:
+    pages, wanted = Pages(64, Spill()), np.zeros(600, np.uint16)
+    for number, (start, places) in enumerate(pieces, start=1):
+        positions = np.array(sorted(places), np.uint32)
+        pages.add(start, Changes(positions, np.full(len(positions), number, np.uint16)))
+        wanted[start + positions.astype(np.int64)] = number
+    written = np.zeros(600, np.uint16)
+    for start, changes in pages:
+        assert start % 64 == 0
+        assert changes.positions.max() < 64
+        assert (np.diff(changes.positions.astype(np.int64)) > 0).all()
+        written[start + changes.positions.astype(np.int64)] = changes.bits
+    assert written.tobytes() == wanted.tobytes()
+    bits = np.zeros(333, np.uint16)
+    assert pages.lay_over(67, bits).tobytes() == wanted[67:400].tobytes()
+    assert not bits.any()

@@ -1,23 +1,27 @@
 """Patches decoded one after another against a state that nobody touches: what activation will write.
 
 Every bucket is seen once and every piece is proven before and after. What is kept is the net
-change, so a chain of patches costs no more memory than what differs in the end.
+change, so a chain of patches costs no more memory than what differs in the end. Where a receiver
+holds only some elements, only the chunks with those are decoded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
+from weightwire.apply.needs import Needs, Span, whole
+from weightwire.apply.pages import Pages
+from weightwire.apply.partial import chunks_around, partial_changes
 from weightwire.apply.proof import check_promise, tensor_digests
 from weightwire.codec.patch import Patch
 from weightwire.codec.patched import check_base_spec, proven_changes, proven_full, target_specs
-from weightwire.codec.piece import thread_count
+from weightwire.codec.piece import piece_elements, thread_count
 from weightwire.codec.record import Kind, Record, RecordHead
-from weightwire.diff.overlay import net_changes, overlay, room_for
+from weightwire.diff.overlay import room_for
 from weightwire.diff.spill import Spill
 from weightwire.diff.state import StateReader
 from weightwire.digest import TensorDigest
-from weightwire.errors import BaseMismatch, MalformedRecord
+from weightwire.errors import BaseMismatch
 from weightwire.kernels import kernels
 from weightwire.model import Bits, Changes, TensorSpec
 
@@ -30,19 +34,29 @@ class Staging:
     """
 
     def __init__(
-        self, live: StateReader, digests: Mapping[str, TensorDigest] | None = None
+        self,
+        live: StateReader,
+        digests: Mapping[str, TensorDigest] | None = None,
+        needs: Needs | None = None,
     ) -> None:
-        """Begin from ``live``, whose tensors are known to have these digests."""
+        """Begin from ``live``, whose tensors are known to have these digests.
+
+        ``needs`` says which elements the receiver keeps; by default those that ``live`` has, which
+        are all unless it says otherwise.
+        """
         self._live = live
+        self._needs = needs if needs is not None else live if isinstance(live, Needs) else None
         self._specs = dict(live.specs)
         self._ties = dict(live.ties)
-        self._changed: dict[str, dict[int, tuple[int, Changes]]] = {}
+        self._changed: dict[str, Pages] = {}
         self._fresh: dict[str, Bits] = {}
         self._spill = Spill()
         self.digests: Mapping[str, TensorDigest] = digests or {}
         """Of every tensor of the result."""
         self.n_changed = 0
         """Changes decoded, those that a later patch changed again included."""
+        self.n_decoded = 0
+        """Elements in the chunks that were decoded."""
 
     @property
     def specs(self) -> Mapping[str, TensorSpec]:
@@ -70,9 +84,9 @@ class Staging:
         return any(name not in self._specs for name in self._live.specs)
 
     def writes(self) -> Iterator[tuple[str, int, Changes]]:
-        """Tensor, first element of the piece, and the net changes within it."""
-        for name, pieces in self._changed.items():
-            for start, (_, changes) in pieces.items():
+        """Tensor, first element of a page, and the net changes within it: each place once."""
+        for name, pages in self._changed.items():
+            for start, changes in pages:
                 yield name, start, changes
 
     def take(self, patch: Patch) -> None:
@@ -99,15 +113,9 @@ class Staging:
         """Bits of the result."""
         if name in self._fresh:
             return self._fresh[name][start:stop]
-        bits: Bits = self._live.read(name, start, stop)
-        pieces = self._changed.get(name, {})
-        parts = [(a, c) for a, (b, c) in pieces.items() if a < stop and start < b]
-        if not parts:
-            return bits
-        patched: Bits = bits.copy()
-        for at, changes in parts:
-            overlay(patched, start, at, changes)
-        return patched
+        bits = self._live.read(name, start, stop)
+        pages = self._changed.get(name)
+        return bits if pages is None else pages.lay_over(start, bits)
 
     def _check_unchanged(self, patch: Patch) -> None:
         """Tensors without a record are not read, but they must be the ones the patch means."""
@@ -120,37 +128,59 @@ class Staging:
 
     def _decode(self, record: Record, made: dict[str, Bits]) -> None:
         head = record.head
-        self.n_changed += head.n_changed
         if head.kind is Kind.FULL:
+            self._count(head.n_changed, head.n_elements)
             room_for(made, head)[:] = proven_full(record).bits
             return
         check_base_spec(self._specs.get(head.spec.name), head)
+        kept, piece = self._kept(head), Span(head.start, head.stop)
+        if kept.covers(piece):
+            self._decode_whole(record, made)
+        elif kept & piece:
+            self._decode_part(record, kept)
+
+    def _kept(self, head: RecordHead) -> Span:
+        if self._needs is None or head.is_fresh or head.spec.name in self._fresh:
+            return whole(head.spec)
+        return self._needs.span(head.spec)
+
+    def _decode_whole(self, record: Record, made: dict[str, Bits]) -> None:
+        head = record.head
         old = self.read(head.spec.name, head.start, head.stop)
         changes = proven_changes(record, old)
+        self._count(head.n_changed, head.n_elements)
         if head.is_fresh:
             new = room_for(made, head)
             new[:] = old
             kernels().scatter(new, changes.positions, changes.bits, thread_count())
         else:
-            self._keep(head, old, changes)
+            self._keep(head, head.start, changes)
 
-    def _keep(self, head: RecordHead, old: Bits, changes: Changes) -> None:
+    def _decode_part(self, record: Record, kept: Span) -> None:
+        """Only the chunks with elements that are kept.
+
+        Of a part, the record's digests prove nothing: the bucket's hash proves the changes, and
+        the state below proves what it keeps.
+        """
+        head = record.head
+        if isinstance(self._live, Needs):
+            self._live.prove(head.spec.name)
+        chunks = chunks_around(record, kept, self._needs)
+        old = self.read(head.spec.name, chunks.span.start, chunks.span.stop)
+        changes = partial_changes(record, chunks, old)
+        self._count(len(changes), len(old))
+        self._keep(head, chunks.span.start, changes)
+
+    def _count(self, n_changed: int, n_decoded: int) -> None:
+        self.n_changed += n_changed
+        self.n_decoded += n_decoded
+
+    def _keep(self, head: RecordHead, start: int, changes: Changes) -> None:
         name = head.spec.name
         if name in self._fresh:
-            kernels().scatter(
-                self._fresh[name][head.start : head.stop],
-                changes.positions,
-                changes.bits,
-                thread_count(),
-            )
+            room = self._fresh[name][start:]
+            kernels().scatter(room, changes.positions, changes.bits, thread_count())
             return
-        pieces = self._changed.setdefault(name, {})
-        if head.start not in pieces:
-            pieces[head.start] = (head.stop, self._spill.keep(changes))
-            return
-        stop, before = pieces[head.start]
-        if stop != head.stop:
-            raise MalformedRecord(
-                f"tensor {head.key!r:.200}: two patches of the chain cut it differently"
-            )
-        pieces[head.start] = (stop, self._spill.keep(net_changes(old, before, changes)))
+        if name not in self._changed:
+            self._changed[name] = Pages(piece_elements(head.spec.dtype), self._spill)
+        self._changed[name].add(start, changes)

@@ -15,7 +15,7 @@ from weightwire.checkpoint import Checkpoint, overwrite_in_place, recover, write
 from weightwire.diff.memory import MemoryState, State
 from weightwire.diff.state import StateReader, StateView
 from weightwire.diff.views import new_like
-from weightwire.digest import digest_state, piece_ranges
+from weightwire.digest import digest_state, digest_tensor, piece_ranges
 from weightwire.durable import typed_disk_errors
 from weightwire.errors import (
     RetryError,
@@ -107,8 +107,10 @@ class MemoryTarget:
         if ready.staged is not None:
             check_written(self._state, ready.staged)
             return
-        memory = view_live(self._state, ready.staging.ties, ready.staging.specs)
-        require_digest(_without_copies(memory, ready.staging.ties), ready.digest)
+        ties = ready.staging.ties
+        memory = view_live(self._state, ties, ready.staging.specs)
+        require_digest(_without_copies(memory, ties), ready.digest)
+        _check_copies(memory, ties)
 
     def _check_fits(self, staging: Staging) -> None:
         if isinstance(self._state, MutableMapping):
@@ -246,6 +248,19 @@ def _check_fit(found: TensorSpec | None, wanted: TensorSpec) -> None:
 def _without_copies(memory: MemoryState, ties: Mapping[str, str]) -> StateReader:
     """The state as the sender counts it: tied names once."""
     return StateView(memory, {n: s for n, s in memory.specs.items() if n not in ties}, {})
+
+
+def _check_copies(memory: MemoryState, ties: Mapping[str, str]) -> None:
+    """The digest counts tied names once; where they are copies here, each was written.
+
+    Raises:
+        TargetMismatch: one has other bits; names it.
+    """
+    for alias, name in ties.items():
+        if alias in memory.views and digest_tensor(memory, alias) != digest_tensor(memory, name):
+            raise TargetMismatch(
+                f"tensor {alias!r:.200}: written as a copy of {name!r:.200}, and holds other bits"
+            )
 
 
 def require_digest(state: StateReader, wanted: str) -> None:

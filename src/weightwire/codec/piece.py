@@ -14,10 +14,14 @@ from weightwire.codec.model_bytes import model_bytes
 from weightwire.errors import CorruptStream, LimitExceeded, StopError
 from weightwire.kernels import kernels
 from weightwire.kernels.contract import DENSE, PLAIN_CHUNK, ClassModel, Streams
+from weightwire.kernels.reference import plain_chunk_bytes
 from weightwire.model import Bits, Changes, DType
 
 Codec = Literal["compact", "plain"]
 CODECS: tuple[Codec, ...] = ("compact", "plain")
+
+UNCOUNTED = -1
+"""Changes in a part of a piece: only the whole piece announces a number."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,35 @@ def decode_piece(
     return changes
 
 
+def sub_piece(piece: EncodedPiece, first: int, last: int, dtype: DType) -> EncodedPiece:
+    """Chunks ``first`` to ``last`` of a piece, as a piece: chunks are coded by themselves.
+
+    Raises:
+        CorruptStream: the directory does not match its payload.
+    """
+    streams, chunk = piece.streams, 1 << piece.chunk_log2
+    ends = np.concatenate([[0], np.cumsum(_chunk_bytes(piece, dtype))])
+    if ends[-1] != len(streams.payload):
+        raise CorruptStream("payload does not match its directory")
+    directory = streams.directory[first:last]
+    is_plain = piece.model is None
+    n_changed = int((directory & 0xFFFFFF).sum()) if is_plain else UNCOUNTED
+    part = Streams(directory, streams.payload[ends[first] : ends[last]], n_changed)
+    n_elements = min(last * chunk, piece.n_elements) - first * chunk
+    return EncodedPiece(n_elements, piece.model, piece.chunk_log2, part)
+
+
+def _chunk_bytes(piece: EncodedPiece, dtype: DType) -> list[int]:
+    """How many bytes of the payload belong to each chunk."""
+    directory, chunk = piece.streams.directory, 1 << piece.chunk_log2
+    if piece.model is not None:
+        return [4 * n_words for n_words in directory[:, 1].tolist()]
+    starts = range(0, piece.n_elements, chunk)
+    lengths = [min(chunk, piece.n_elements - start) for start in starts]
+    heads = directory[:, 0].tolist()
+    return [plain_chunk_bytes(h, n, dtype.n_bytes) for h, n in zip(heads, lengths, strict=True)]
+
+
 def _check_count(n_found: int, piece: EncodedPiece) -> None:
-    if n_found != piece.n_changed:
+    if piece.n_changed not in (n_found, UNCOUNTED):
         raise CorruptStream(f"{n_found} changes decoded where {piece.n_changed} were announced")

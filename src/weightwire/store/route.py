@@ -12,12 +12,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from weightwire.apply.needs import Needs
 from weightwire.apply.staging import Staging
 from weightwire.checkpoint import Checkpoint
 from weightwire.diff.state import StateReader, StateView
 from weightwire.digest import TensorDigest, digest_state
 from weightwire.errors import (
     BaseMismatch,
+    CutElsewhere,
     DiskTrouble,
     MissingTensor,
     ResyncError,
@@ -26,6 +28,7 @@ from weightwire.errors import (
     TargetMismatch,
     UnsupportedVersion,
 )
+from weightwire.model import TensorSpec
 from weightwire.store.cache import Cache
 from weightwire.store.fetch import Fetcher
 from weightwire.store.history import History
@@ -34,6 +37,9 @@ from weightwire.store.plan import Held, Plan, Step, plan
 log = logging.getLogger("weightwire.store")
 
 Progress = Callable[[int], None]
+
+FindNeeds = Callable[[Mapping[str, TensorSpec], Mapping[str, str]], Needs]
+"""Given a run's tensors and aliases: which elements a receiver keeps."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +83,13 @@ def reach(
     *,
     bad: set[str] | None = None,
     on_bad_start: Callable[[], None] = lambda: None,
+    needs: FindNeeds | None = None,
 ) -> Reached:
     """Get to a version by the cheapest way that works.
 
     ``bad`` collects folders that turned out damaged; ``on_bad_start`` is told when it is the
-    state we started from that is not what it should be.
+    state we started from that is not what it should be; ``needs`` tells what a receiver that does
+    not keep whole tensors keeps.
 
     Raises:
         NoWay: every way was tried.
@@ -90,16 +98,21 @@ def reach(
     """
     bad = set() if bad is None else bad
     twice: set[str] = set()
+    is_widened = False
     while True:
         held = start.held if start else None
         chosen = plan(history, held, target, avoid=bad, at_hand=cache.at_hand())
-        walk = _Walk(chosen, start, fetcher, progress)
+        walk = _Walk(chosen, start, fetcher, progress, needs)
         try:
             reached = walk.go()
         except (StoreUnavailable, DiskTrouble, UnsupportedVersion):
             raise
         except (RetryError, ResyncError) as error:
             log.warning("version %d cannot be had this way: %s", target, error)
+            if isinstance(error, CutElsewhere) and not is_widened:
+                # Nobody's fault: the anchor has what the receiver does not keep.
+                start, is_widened = None, True
+                continue
             if walk.blames_start(error):
                 on_bad_start()
                 start = None
@@ -118,9 +131,14 @@ class _Walk:
     """One attempt at one plan; remembers the step it is at, for blame."""
 
     def __init__(
-        self, chosen: Plan, start: Start | None, fetcher: Fetcher, progress: Progress
+        self,
+        chosen: Plan,
+        start: Start | None,
+        fetcher: Fetcher,
+        progress: Progress,
+        needs: FindNeeds | None,
     ) -> None:
-        self._plan, self._start = chosen, start
+        self._plan, self._start, self._needs = chosen, start, needs
         self._fetcher, self._progress = fetcher, progress
         self.at: Step | None = None
 
@@ -160,7 +178,8 @@ class _Walk:
         digest, digests = digest_state(state)
         if digest != step.digest:
             raise TargetMismatch(f"{step.folder}: its bits have digest {digest}, not {step.digest}")
-        return Staging(state, digests), folder
+        needs = self._needs(state.specs, state.ties) if self._needs else None
+        return Staging(state, digests, needs), folder
 
     def _take(self, step: Step, staging: Staging) -> None:
         self.at = step

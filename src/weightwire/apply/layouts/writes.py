@@ -1,0 +1,136 @@
+"""From changes of checkpoint tensors to writes into an engine's memory, before the engine pauses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from weightwire.apply.layouts.engine_memory import Writes
+from weightwire.apply.layouts.held_elements import bounded
+from weightwire.apply.layouts.layout import Layout, Part
+from weightwire.apply.layouts.regions import Positions
+from weightwire.apply.layouts.state import Held, LayoutState, Sums, read_box
+from weightwire.apply.staging import Staging
+from weightwire.diff.spill import Spill
+from weightwire.diff.state import StateReader
+from weightwire.digest import TensorDigest, digest_at
+from weightwire.model import Bits, Changes
+
+_GROUP = 1 << 21
+"""Elements written by one call: experts are thousands of small tensors in few parameters."""
+
+
+@dataclass(frozen=True)
+class MemoryWrites:
+    """Single elements of one memory, with their bits as the engine holds them."""
+
+    memory: int
+    parameter: str
+    """One that is in this memory, for messages."""
+    writes: Writes
+
+
+class _Group:
+    """Writes to one memory that are gathered until they are worth a call."""
+
+    def __init__(self, parameter: str) -> None:
+        self.parameter = parameter
+        self.places: list[Positions] = []
+        self.bits: list[Bits] = []
+        self.n = 0
+
+    def add(self, places: Positions, bits: Bits) -> None:
+        self.places.append(places)
+        self.bits.append(bits)
+        self.n += len(places)
+
+
+def memory_writes(layout: Layout, staging: Staging) -> Iterator[MemoryWrites]:
+    """Where every staged change goes; to every part that holds it.
+
+    Raises:
+        DiskTrouble: there is no room for them in the temporary folder.
+    """
+    spill, groups = Spill(), dict[int, _Group]()
+    for part, places, bits in _part_writes(layout, staging):
+        group = groups.setdefault(part.memory, _Group(part.parameter))
+        group.add(places, bits)
+        if group.n >= _GROUP:
+            yield _ready(layout, part.memory, groups.pop(part.memory), spill)
+    for number, group in groups.items():
+        yield _ready(layout, number, group, spill)
+
+
+def _part_writes(layout: Layout, staging: Staging) -> Iterator[tuple[Part, Positions, Bits]]:
+    for name, start, changes in staging.writes():
+        positions = changes.positions.astype(np.int64) + start
+        for part in layout.parts_of(name):
+            places, bits = _placed(part, positions, changes.bits)
+            if len(places):
+                yield part, places, part.cast.widen(bits)
+
+
+def _ready(layout: Layout, number: int, group: _Group, spill: Spill) -> MemoryWrites:
+    memory = layout.memories[number]
+    writes = memory.ready(np.concatenate(group.places), np.concatenate(group.bits))
+    if memory.is_host:
+        kept = spill.keep(Changes(writes.places, writes.bits))
+        writes = Writes(kept.positions, kept.bits)
+    return MemoryWrites(number, group.parameter, writes)
+
+
+def _placed(part: Part, positions: Positions, bits: Bits) -> tuple[Positions, Bits]:
+    found, inside, places = part.box.find(positions)
+    return places, bits[found] if inside is None else bits[found][inside]
+
+
+def moved_sums(held: Held, state: LayoutState, staging: Staging) -> dict[str, Sums]:
+    """The sums after the staged changes, where sums are kept."""
+    sums: dict[str, Sums] = {}
+    for name, start, changes in staging.writes():
+        if name in held.sums and len(changes):
+            before = sums.get(name, held.sums[name])
+            sums[name] = _moved(held, state, before, name, start, changes)
+    return sums
+
+
+def _moved(
+    held: Held, state: LayoutState, sums: Sums, name: str, start: int, changes: Changes
+) -> Sums:
+    positions = changes.positions.astype(np.int64) + start
+    first, last = int(positions[0]), int(positions[-1]) + 1
+    old = state.read(name, first, last)[positions - first]
+    kept = sums.kept + _difference(positions, old, changes.bits)
+    live = sums.live
+    for part in held.layout.parts_of(name):
+        found, inside, _ = part.box.find(positions)
+        chosen = slice(None) if inside is None else inside
+        live += _difference(
+            positions[found][chosen], old[found][chosen], changes.bits[found][chosen]
+        )
+    return Sums(live, kept)
+
+
+def _difference(positions: Positions, old: Bits, new: Bits) -> TensorDigest:
+    at = positions.astype(np.uint64)
+    return digest_at(at, new) - digest_at(at, old)
+
+
+def load_parts(layout: Layout, state: StateReader, name: str) -> None:
+    """Write every part of a tensor, in bounded memory; safe to repeat."""
+    for part in layout.parts_of(name):
+        memory = layout.memories[part.memory]
+        for box in bounded(part.box):
+            memory.overwrite(box, part.cast.widen(read_box(state, name, box)))
+
+
+def fill_paddings(layout: Layout) -> None:
+    """Write the constants; before the parts, which may overwrite some."""
+    import torch
+
+    # Engines make tensors that may only be written to in this mode.
+    with torch.inference_mode():
+        for padding in layout.paddings:
+            padding.view.copy_(padding.value)
