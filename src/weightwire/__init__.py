@@ -6,6 +6,7 @@ from importlib.metadata import version as _version
 
 from weightwire import errors
 from weightwire.codec.patch import Patch
+from weightwire.diff.cast import cast
 from weightwire.events import Published, Updated
 from weightwire.kernels import available_backends, backend, use_backend
 from weightwire.patching import Applied, apply, diff, digest, merge
@@ -24,6 +25,7 @@ __all__ = [
     "apply",
     "available_backends",
     "backend",
+    "cast",
     "diff",
     "digest",
     "errors",

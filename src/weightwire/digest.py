@@ -47,12 +47,15 @@ def digest_at(positions: Bits, bits: Bits, first_index: int = 0) -> TensorDigest
 
 
 def digest_tensor(
-    state: StateReader, name: str, progress: Callable[[int], None] = lambda _: None
+    state: StateReader,
+    name: str,
+    progress: Callable[[int], None] = lambda _: None,
+    first_index: int = 0,
 ) -> TensorDigest:
-    """Digest of one tensor, read in pieces."""
+    """Digest of one tensor, read in pieces; it may be the part of another from an index on."""
     spec, total = state.specs[name], TensorDigest()
     for start, stop in piece_ranges(spec):
-        total += digest_bits(state.read(name, start, stop), start)
+        total += digest_bits(state.read(name, start, stop), first_index + start)
         progress((stop - start) * spec.dtype.n_bytes)
     return total
 

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
-from dataclasses import dataclass, replace
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
 
 from weightwire.clock import Clock, SystemClock
 from weightwire.codec.index import PatchIndex
@@ -22,58 +20,42 @@ from weightwire.diff.baseline import Baseline
 from weightwire.diff.compare import diff_states
 from weightwire.diff.memory import State, open_state
 from weightwire.diff.moved import MoveGuard
+from weightwire.diff.places import Outline
 from weightwire.diff.redo import RedoLog
 from weightwire.diff.state import StateReader
 from weightwire.digest import digest_state
 from weightwire.errors import (
     FencedWriter,
-    PublisherClosed,
-    RetryError,
     StopError,
     TargetMismatch,
     WeightwireError,
 )
 from weightwire.events import Published
-from weightwire.model import TensorSpec
 from weightwire.store import layout
 from weightwire.store.contract import ObjectStore
 from weightwire.store.extras import AnchorPolicy, Extras
 from weightwire.store.open import open_store
 from weightwire.store.records import Commit
-from weightwire.store.resume import Claim, Head, take_over
+from weightwire.store.resume import Claim, take_over
 from weightwire.store.retry import RetryingStore, RetryPolicy
 from weightwire.store.run import Run, commit, create_identity
 from weightwire.store.upload import NoUpload, UploadSink
 from weightwire.store.validate import compare_with_full
 from weightwire.trust.keys import SigningKey
 from weightwire.trust.verify import require
-from weightwire.workers import failed, finished, flatten, threads
+from weightwire.turns import Background, Event, Mode, Pending, Turns, next_record
+from weightwire.workers import failed, finished, threads
 
 log = logging.getLogger("weightwire.publisher")
 
-Mode = Literal["sync", "observe", "validate"]
-Event = Callable[[Published], None]
 
-
-@dataclass
-class _Pending:
-    """A version that was read, and is not known to be committed."""
-
-    record: Commit
-    index: PatchIndex | None
-    redo: RedoLog
-    specs: dict[str, TensorSpec]
-    ties: dict[str, str]
-    published: Published
-
-
-class Publisher:
+class Publisher(Turns):
     """Publishes versions of a state into a store; a context manager."""
 
     def __init__(
         self,
         store: str | os.PathLike[str] | ObjectStore,
-        state: State | Callable[[], Any],
+        state: State,
         *,
         mode: Mode = "sync",
         codec: str = "compact",
@@ -89,13 +71,13 @@ class Publisher:
         on_published: Event = lambda _: None,
         retry: RetryPolicy | None = None,
         clock: Clock | None = None,
-        background: Callable[[int, str], Executor] = threads,
+        background: Background = threads,
     ) -> None:
         """Open the run in ``store``, or begin one; take it over if another publisher has it.
 
         Args:
-            state: a torch module, a mapping of names to tensors, or a callable that gives pairs of
-                name and tensor anew at every publish.
+            state: a torch module, a mapping of names to tensors, a callable that gives pairs of name
+                and tensor anew at every publish, or any of these through ``cast``.
             mode: ``observe`` measures and sends nothing; ``validate`` also decodes each patch as a
                 receiver would and compares it with the full state.
             baseline: keep the last committed state in a file there instead of in memory.
@@ -110,22 +92,12 @@ class Publisher:
             StoreUnavailable, StoreRefused, NotARun: the store's own errors.
             UntrustedHistory: the run in the store was not signed by ``key``.
         """
-        self._clock = clock or SystemClock()
+        super().__init__(overlap=overlap, clock=clock or SystemClock(), background=background)
         self._state, self._mode, self._codec = state, mode, codec
-        self._skip_empty, self._overlap, self._n_threads = skip_empty, overlap, n_threads
+        self._skip_empty, self._n_threads = skip_empty, n_threads
         self._on_published = on_published
         self._baseline = Baseline(baseline)
-        self._uploads = background(4, "upload")
-        self._commits = background(1, "commit")
-        self._reads = background(1, "read")
-        self._extras_worker = background(1, "extras")
-        self._last: Future[Published] | None = None
-        self._pending: _Pending | None = None
-        self._fenced: FencedWriter | None = None
-        self._is_closed = False
         self._guard: MoveGuard | None = None
-        self._reading: Future[Future[Published]] | None = None
-        self._head = Head()
         if mode == "observe":
             return
         self._run = self._open(store, key, retry or RetryPolicy())
@@ -142,26 +114,12 @@ class Publisher:
         self._head = take_over(self._run, self._baseline, self._clock, self._uploads, claim=claim)
         self._extras.begin(self._head)
 
-    @property
-    def version(self) -> int:
-        """The newest version this publisher knows to be committed; -1 before the first."""
-        return self._head.version
-
-    @property
-    def epoch(self) -> int:
-        """This publisher's epoch; every later one has a higher."""
-        return self._head.epoch
-
-    @property
-    def is_fenced(self) -> bool:
-        """Whether another publisher took over."""
-        return self._fenced is not None
-
-    def publish(self, *, wait: bool = True) -> Future[Published]:
+    def publish(self, *, step: int | None = None, wait: bool = True) -> Future[Published]:
         """Publish the state as it is now; the future resolves when the version exists.
 
         One version is under way at a time. While it is, this call waits; with ``wait=False`` it
         gives the future of that version instead, and a later publish covers what changed since.
+        ``step`` is the trainer's own count; receivers are told it with the version.
 
         Raises:
             FencedWriter: another publisher took over this run.
@@ -171,49 +129,7 @@ class Publisher:
         What may be tried again (``RetryError``) is raised by the future: the baseline is where it
         was, and the next publish covers everything.
         """
-        if self._is_closed:
-            raise PublisherClosed("this publisher was closed; make a new one")
-        if not wait and self._last is not None and not self._last.done():
-            return self._last
-        self._wait_for_last()
-        if self._fenced is not None:
-            raise self._fenced
-        if not self._overlap:
-            self._last = self._try_to_read()
-            return self._last
-        self._guard = MoveGuard(self._state)
-        self._reading = self._reads.submit(self._try_to_read)
-        self._last = flatten(self._reading)
-        return self._last
-
-    def wait_until_read(self) -> None:
-        """Wait until the state may change again; only ``overlap`` makes this necessary."""
-        if self._reading is not None:
-            self._reading.exception()
-
-    def wait(self) -> None:
-        """Wait for the version under way and for anchors and skip patches in the making.
-
-        Raises:
-            WeightwireError: what the last publish failed with.
-        """
-        if self._last is not None:
-            self._last.result()
-        if self._mode != "observe":
-            self._extras.wait()
-
-    def close(self) -> None:
-        """Finish what is under way, then let go of threads and memory."""
-        self._is_closed = True
-        self._wait_for_last()
-        try:
-            self._settle()
-        except WeightwireError as error:
-            log.error("nobody answers for the last version; it may or may not exist: %s", error)
-        if self._mode != "observe":
-            self._extras.close()
-        for executor in (self._reads, self._commits, self._uploads, self._extras_worker):
-            executor.shutdown(wait=True)
+        return self._publish(step, wait=wait)
 
     def __enter__(self) -> Publisher:
         return self
@@ -236,25 +152,14 @@ class Publisher:
             executor=self._uploads,
         )
 
-    def _wait_for_last(self) -> None:
-        if self._last is not None:
-            self._last.exception()
-
-    def _try_to_read(self) -> Future[Published]:
-        """What may be tried again belongs to the future; a trainer need not stop for it."""
-        try:
-            return self._read()
-        except RetryError as error:
-            log.warning("nothing was published: %s", error)
-            return failed(error)
+    def _prepare(self) -> None:
+        self._guard = MoveGuard(self._state)
 
     def _read(self) -> Future[Published]:
-        """Everything that looks at the live state; the rest happens behind the caller's back."""
-        guard = self._guard or MoveGuard(self._state)
-        self._guard = None
+        guard, self._guard = self._guard or MoveGuard(self._state), None
         self._settle()
         began = self._clock.monotonic()
-        live = open_state(self._state() if _is_callable(self._state) else self._state)
+        live = open_state(self._state)
         if self._mode == "observe":
             return self._observe(live, began)
         if self._head.needs_anchor:
@@ -279,7 +184,7 @@ class Publisher:
         self._baseline.fill(live)
         guard.check()
         digest, _ = digest_state(self._baseline)
-        n_elements = sum(spec.n_elements for spec in live.specs.values())
+        n_elements = Outline(live.specs, live.ties).n_elements
         published = Published(
             version=self._head.version + 1,
             epoch=self._head.epoch,
@@ -289,6 +194,7 @@ class Publisher:
             n_bytes=self._baseline.n_bytes,
             n_state_bytes=self._baseline.n_bytes,
             read_s=self._clock.monotonic() - began,
+            step=self._step,
         )
         return self._commits.submit(self._send_whole, published)
 
@@ -298,8 +204,8 @@ class Publisher:
         anchor = self._extras.upload_anchor(published.version, put_id, published.digest)
         record = replace(self._record(published, put_id), anchor=anchor)
         published = replace(published, n_bytes=anchor.n_bytes)
-        specs, ties = dict(self._baseline.specs), dict(self._baseline.ties)
-        self._pending = _Pending(record, None, RedoLog(), specs, ties, published)
+        outline = Outline(dict(self._baseline.specs), dict(self._baseline.ties))
+        self._pending = Pending(record, RedoLog(), outline, published)
         return self._commit(began)
 
     def _read_changes(self, live: StateReader, guard: MoveGuard, began: float) -> Future[Published]:
@@ -319,11 +225,11 @@ class Publisher:
         if index.base_digest != self._head.digest:
             return self._start_fresh(live, guard, sink, redo, began)
         published = self._describe(index, live, began)
-        specs, ties = dict(live.specs), dict(live.ties)
-        pending = _Pending(self._record(published, put_id), index, redo, specs, ties, published)
+        outline = Outline(dict(live.specs), dict(live.ties))
+        pending = Pending(self._record(published, put_id), redo, outline, published)
         if self._mode != "validate":
-            return self._commits.submit(self._send, pending, sink)
-        return self._validate(pending, sink, live)
+            return self._commits.submit(self._send, pending, index, sink)
+        return self._validate(pending, index, sink, live)
 
     def _start_fresh(
         self, live: StateReader, guard: MoveGuard, sink: UploadSink, redo: RedoLog, began: float
@@ -335,11 +241,11 @@ class Publisher:
         return self._read_whole(live, guard, began)
 
     def _validate(
-        self, pending: _Pending, sink: UploadSink, live: StateReader
+        self, pending: Pending, index: PatchIndex, sink: UploadSink, live: StateReader
     ) -> Future[Published]:
         """Decode what was uploaded as a receiver would, while the state holds still."""
         try:
-            self._finish_upload(pending, sink)
+            self._finish_upload(pending, index, sink)
             compare_with_full(self._run.store, pending.record, self._baseline, live)
             pending.published = replace(pending.published, is_validated=True)
             self._pending = pending
@@ -349,19 +255,18 @@ class Publisher:
                 log.error("version %d is not published: %s", pending.record.version, error)
             return failed(error)
 
-    def _send(self, pending: _Pending, sink: UploadSink) -> Published:
+    def _send(self, pending: Pending, index: PatchIndex, sink: UploadSink) -> Published:
         began = self._clock.monotonic()
         try:
-            self._finish_upload(pending, sink)
+            self._finish_upload(pending, index, sink)
         except BaseException:
             pending.redo.close()
             raise
         self._pending = pending
         return self._commit(began)
 
-    def _finish_upload(self, pending: _Pending, sink: UploadSink) -> None:
-        index = pending.index
-        if index is None or self._is_empty(index):
+    def _finish_upload(self, pending: Pending, index: PatchIndex, sink: UploadSink) -> None:
+        if self._is_empty(index):
             sink.abandon()
             return
         patch = sink.finish(index, self._head.version)
@@ -387,17 +292,24 @@ class Publisher:
         self._on_published(done)
         return done
 
-    def _advance(self, pending: _Pending, record_sha256: str) -> None:
-        self._baseline.advance(pending.redo, pending.specs, pending.ties)
+    def _advance(self, pending: Pending, record_sha256: str) -> None:
+        self._baseline.advance(pending.redo, pending.outline.specs, pending.outline.ties)
         pending.redo.close()
         self._pending = None
         self._head = self._head.after(pending.record, record_sha256)
         self._extras.committed(self._head, pending.record)
 
     def _settle(self) -> None:
-        """Find out what became of a commit that nobody answered."""
         if self._pending is not None:
             self._commit(self._clock.monotonic())
+
+    def _wait_for_extras(self) -> None:
+        if self._mode != "observe":
+            self._extras.wait()
+
+    def _close_extras(self) -> None:
+        if self._mode != "observe":
+            self._extras.close()
 
     def _is_empty(self, index: PatchIndex) -> bool:
         same_bits = index.target_digest == index.base_digest
@@ -415,25 +327,8 @@ class Publisher:
             n_bytes=n_bytes,
             n_state_bytes=sum(spec.n_bytes for spec in live.specs.values()),
             read_s=self._clock.monotonic() - began,
+            step=self._step,
         )
 
     def _record(self, published: Published, put_id: str) -> Commit:
-        """The next commit, still without a patch or an anchor."""
-        return Commit(
-            run=self._run.name,
-            version=published.version,
-            epoch=published.epoch,
-            put_id=put_id,
-            previous=self._head.record_sha256,
-            time_ms=int(self._clock.now() * 1000),
-            digest=published.digest,
-            n_elements=published.n_elements,
-            n_state_bytes=published.n_state_bytes,
-            patch=None,
-            anchor=None,
-        )
-
-
-def _is_callable(state: object) -> bool:
-    """A module can be called too, but not to give its tensors."""
-    return callable(state) and not hasattr(state, "state_dict")
+        return next_record(self._run.name, self._head, published, put_id, self._clock)

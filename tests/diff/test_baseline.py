@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weightwire as ww
@@ -79,6 +79,7 @@ def test_advancing_twice_is_advancing_once(baseline: Baseline) -> None:
     assert read_all(baseline) == bits_of(state)
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from(["step", "freeze", "close"]), max_size=40), st.integers(0, 99))
 def test_frozen_views_keep_what_they_saw(events: list[str], seed: int) -> None:
     state, baseline = weights(n_elements=200), Baseline()

@@ -24,9 +24,14 @@ class PatchWriter:
     """Fills buckets with records and hands each to the sink when it is full."""
 
     def __init__(
-        self, sink: BucketSink, codec: str, n_bucket_bytes: int = limits.BUCKET_BYTES
+        self,
+        sink: BucketSink,
+        codec: str,
+        n_bucket_bytes: int = limits.BUCKET_BYTES,
+        first_bucket: int = 0,
     ) -> None:
-        self._sink = sink
+        """Write to ``sink``; writers that share a patch number their buckets from different places."""
+        self._sink, self._first_bucket = sink, first_bucket
         self._codec = codec
         self._n_bucket_bytes = n_bucket_bytes
         self._records: list[Record] = []
@@ -47,6 +52,12 @@ class PatchWriter:
         if self._n_pending >= self._n_bucket_bytes:
             self._close_bucket()
 
+    def close(self) -> tuple[BucketEntry, ...]:
+        """Close the last bucket and name all of them, in order."""
+        if self._records:
+            self._close_bucket()
+        return tuple(self._entries)
+
     def finish(
         self,
         *,
@@ -59,8 +70,6 @@ class PatchWriter:
         tied: Mapping[str, str],
     ) -> PatchIndex:
         """Close the last bucket and describe the whole patch."""
-        if self._records:
-            self._close_bucket()
         return PatchIndex(
             codec=self._codec,
             base_digest=base_digest,
@@ -68,7 +77,7 @@ class PatchWriter:
             n_tensors=n_tensors,
             n_elements=n_elements,
             n_changed=self._n_changed,
-            buckets=tuple(self._entries),
+            buckets=self.close(),
             unchanged=unchanged,
             removed=tuple(removed),
             tied=tied,
@@ -78,7 +87,7 @@ class PatchWriter:
         if len(self._entries) >= limits.MAX_BUCKETS:
             raise LimitExceeded(f"more than {limits.MAX_BUCKETS} buckets; raise the bucket size")
         raw = bucket_bytes(self._records, self._codec)
-        file = f"bucket-{len(self._entries):05d}.safetensors"
+        file = f"bucket-{self._first_bucket + len(self._entries):05d}.safetensors"
         self._sink.put(file, raw)
         self._entries.append(BucketEntry(file, len(raw), hashlib.sha256(raw).hexdigest()))
         self._records, self._n_pending = [], 0

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from weightwire.codec.index import PatchIndex
+from weightwire.codec.index import BucketEntry, PatchIndex
 from weightwire.codec.piece import CODECS, encode_piece, thread_count
 from weightwire.codec.record import Kind, Record, RecordHead, full_record, patch_record
 from weightwire.codec.writer import BucketSink, PatchWriter
+from weightwire.diff.places import Found, Outline, Place, index_of, whole_places
 from weightwire.diff.state import StateReader
-from weightwire.digest import TensorDigest, combine, digest_bits, digest_tensor, piece_ranges
+from weightwire.digest import TensorDigest, digest_bits, digest_tensor, piece_ranges
 from weightwire.errors import StopError
 from weightwire.model import Bits, Changes, TensorSpec
 
@@ -21,6 +22,7 @@ Progress = Callable[[int], None]
 """Called with the number of target bytes dealt with since the last call."""
 
 _NOTHING = TensorDigest()
+_NO_PROGRESS: Progress = lambda _: None  # noqa: E731
 
 _MAX_CODERS = 3
 """Pieces coded at once: hides what is serial in each, and bounds memory to four pairs of pieces."""
@@ -49,7 +51,7 @@ class _Piece:
     """One piece of one tensor of both states; ``old`` is None where the base has no match."""
 
     spec: TensorSpec
-    base_shape: tuple[int, ...] | None
+    place: Place
     start: int
     old: Bits | None
     new: Bits
@@ -59,6 +61,7 @@ class _Piece:
 class _Coded:
     """A record on its way from a coder to the writer, with its changes where a log wants them."""
 
+    spec: TensorSpec
     record: Record
     changes: Changes | None
 
@@ -67,7 +70,7 @@ class _Coded:
 class _Tensor:
     """What is known of a tensor while its pieces go by."""
 
-    spec: TensorSpec
+    name: str
     has_base: bool
     base: TensorDigest = _NOTHING
     target: TensorDigest = _NOTHING
@@ -81,7 +84,7 @@ def diff_states(
     codec: str = "compact",
     *,
     n_threads: int | None = None,
-    progress: Progress = lambda _: None,
+    progress: Progress = _NO_PROGRESS,
     log: ChangeLog | None = None,
 ) -> PatchIndex:
     """Write the buckets of the patch from ``base`` to ``target``, and give its index.
@@ -91,49 +94,78 @@ def diff_states(
     Raises:
         StopError: a codec or element type that does not exist.
     """
-    if codec not in CODECS:
-        raise StopError(f"no codec {codec!r}; choose one of: {', '.join(CODECS)}")
-    return _Diff(base, target, PatchWriter(sink, codec), codec, n_threads, log).run(progress)
+    places = whole_places(base.specs, target.specs)
+    part = PartDiff(base, target, places, sink, codec, n_threads=n_threads, log=log)
+    found = part.run(progress)
+    whole = Outline(base.specs, base.ties), Outline(target.specs, target.ties)
+    return index_of(found, *whole, codec, part.finish(found.changed))
 
 
-class _Diff:
-    """One run of the diff: pieces in state order, records to the writer, digests by tensor."""
+class PartDiff:
+    """One comparison: pieces in state order, records to the writer, digests by tensor.
+
+    Of a state that is spread over ranks each compares its part: ``run``, then learns from the others
+    which tensors changed anywhere, then ``finish``.
+    """
 
     def __init__(
         self,
         base: StateReader,
         target: StateReader,
-        writer: PatchWriter,
+        places: Mapping[str, Place],
+        sink: BucketSink,
         codec: str,
-        n_threads: int | None,
-        log: ChangeLog | None,
+        *,
+        n_threads: int | None = None,
+        log: ChangeLog | None = None,
+        base_starts: Mapping[str, int] | None = None,
+        first_bucket: int = 0,
     ) -> None:
-        self._base, self._target = base, target
-        self._writer, self._codec, self._log = writer, codec, log
+        """Compare tensors that lie at ``places``; those of the base begin at ``base_starts``, or 0.
+
+        Raises:
+            StopError: no codec of this name.
+        """
+        if codec not in CODECS:
+            raise StopError(f"no codec {codec!r}; choose one of: {', '.join(CODECS)}")
+        self._base, self._target, self._places = base, target, places
+        self._writer = PatchWriter(sink, codec, first_bucket=first_bucket)
+        self._codec, self._log = codec, log
         self._base_specs, self._target_specs = base.specs, target.specs
+        self._base_starts = base_starts or {}
         n_pieces = sum(len(piece_ranges(spec)) for spec in self._target_specs.values())
         self._n_coders = max(1, min(thread_count(n_threads), n_pieces, _MAX_CODERS))
         self._n_threads = thread_count(n_threads) // self._n_coders
         self._base_digests: dict[str, TensorDigest] = {}
         self._target_digests: dict[str, TensorDigest] = {}
-        self._unchanged: dict[str, str] = {}
-        self._held: list[Record] = []
+        self._changed: set[str] = set()
+        self._n_changed = 0
+        self._held: dict[str, list[Record]] = {}
 
-    def run(self, progress: Progress) -> PatchIndex:
+    def run(self, progress: Progress = _NO_PROGRESS) -> Found:
+        """Compare everything; tensors with a change are written at once, the others held back."""
         tensor: _Tensor | None = None
         for coded in self._coded():
             head = coded.record.head
-            if head.start == 0:
+            if tensor is None or tensor.name != head.spec.name:
                 self._close(tensor)
-                tensor = _Tensor(head.spec, has_base=head.kind is not Kind.FULL)
-            if tensor is not None:
-                self._take(coded.record, tensor)
+                tensor = _Tensor(head.spec.name, has_base=head.kind is not Kind.FULL)
+            self._take(coded.record, tensor)
             if self._log is not None and coded.changes is not None:
-                self._log.add(head, coded.changes)
+                here = self._places[tensor.name].head_here(head, coded.spec)
+                self._log.add(here, coded.changes)
             progress(head.n_elements * head.spec.dtype.n_bytes)
         self._close(tensor)
         self._digest_unmatched()
-        return self._finish()
+        changed = frozenset(self._changed)
+        return Found(self._base_digests, self._target_digests, changed, self._n_changed)
+
+    def finish(self, changed: Iterable[str]) -> tuple[BucketEntry, ...]:
+        """Write what was held back of tensors that changed elsewhere; gives all buckets."""
+        wanted = set(changed)
+        for name in [name for name in self._held if name in wanted]:
+            self._release(name)
+        return self._writer.close()
 
     def _coded(self) -> Iterator[_Coded]:
         """Records in state order. One thread reads ahead, a few code: memory stays at their pieces."""
@@ -154,53 +186,51 @@ class _Diff:
                 yield waiting.popleft().result()
 
     def _plan(self) -> Iterator[Callable[[], _Piece]]:
-        for name, spec in self._target_specs.items():
-            base = self._base_specs.get(name)
-            patchable = base and (base.dtype, base.n_elements) == (spec.dtype, spec.n_elements)
-            base_shape = base.shape if base and patchable else None
+        for spec in self._target_specs.values():
             for start, stop in piece_ranges(spec):
-                yield lambda a=spec, b=base_shape, c=start, d=stop: self._read(a, b, c, d)  # type: ignore[misc]
+                yield lambda a=spec, b=start, c=stop: self._read(a, b, c)  # type: ignore[misc]
 
-    def _read(
-        self, spec: TensorSpec, base_shape: tuple[int, ...] | None, start: int, stop: int
-    ) -> _Piece:
-        old = None if base_shape is None else self._base.read(spec.name, start, stop)
-        return _Piece(spec, base_shape, start, old, self._target.read(spec.name, start, stop))
+    def _read(self, spec: TensorSpec, start: int, stop: int) -> _Piece:
+        place = self._places[spec.name]
+        old = None if place.base_shape is None else self._base.read(spec.name, start, stop)
+        return _Piece(spec, place, start, old, self._target.read(spec.name, start, stop))
 
     def _take(self, record: Record, tensor: _Tensor) -> None:
         tensor.base += record.head.base_digest
         tensor.target += record.head.target_digest
         tensor.is_changed |= bool(record.head.n_changed) or record.head.is_fresh
-        self._held.append(record)
+        self._n_changed += record.head.n_changed
+        self._held.setdefault(tensor.name, []).append(record)
         if tensor.is_changed:
-            self._release()
+            self._release(tensor.name)
 
     def _code_read(self, reading: Future[_Piece]) -> _Coded:
         return self._code(reading.result())
 
     def _code(self, piece: _Piece) -> _Coded:
-        target = digest_bits(piece.new, piece.start, n_threads=self._n_threads)
+        place, first = piece.place, piece.place.start + piece.start
+        target = digest_bits(piece.new, first, n_threads=self._n_threads)
         head = RecordHead(
-            spec=piece.spec,
+            spec=place.spec,
             kind=Kind.FULL,
-            start=piece.start,
+            start=first,
             n_elements=len(piece.new),
             n_changed=len(piece.new),
             base_digest=TensorDigest(),
             target_digest=target,
-            base_shape=piece.spec.shape if piece.base_shape is None else piece.base_shape,
+            base_shape=place.spec.shape if place.base_shape is None else place.base_shape,
         )
-        if piece.old is None or piece.base_shape is None:
-            return self._code_full(head, piece.new)
+        if piece.old is None:
+            return self._code_full(head, piece)
         return self._code_patch(head, piece.old, piece)
 
-    def _code_full(self, head: RecordHead, new: Bits) -> _Coded:
-        record = full_record(head, new)
+    def _code_full(self, head: RecordHead, piece: _Piece) -> _Coded:
+        record = full_record(head, piece.new)
         # Read back from the record, which is a copy: the live tensor may move before the log is used.
-        return _Coded(record, None if self._log is None else record.changes(None))
+        return _Coded(piece.spec, record, None if self._log is None else record.changes(None))
 
     def _code_patch(self, head: RecordHead, old: Bits, piece: _Piece) -> _Coded:
-        base = digest_bits(old, piece.start, n_threads=self._n_threads)
+        base = digest_bits(old, head.start, n_threads=self._n_threads)
         coded = encode_piece(
             old,
             piece.new,
@@ -209,41 +239,26 @@ class _Diff:
             n_threads=self._n_threads,
             keep_changes=self._log is not None,
         )
-        return _Coded(patch_record(replace(head, base_digest=base), coded), coded.streams.changes)
+        record = patch_record(replace(head, base_digest=base), coded)
+        return _Coded(piece.spec, record, coded.streams.changes)
 
-    def _release(self) -> None:
+    def _release(self, name: str) -> None:
         """Pieces without a change are held until one of their tensor's has one."""
-        for record in self._held:
+        for record in self._held.pop(name, ()):
             self._writer.add(record)
-        self._held.clear()
 
     def _close(self, tensor: _Tensor | None) -> None:
         if tensor is None:
             return
-        name = tensor.spec.name
-        self._target_digests[name] = tensor.target
+        self._target_digests[tensor.name] = tensor.target
         if tensor.has_base:
-            self._base_digests[name] = tensor.base
-        if not tensor.is_changed:
-            self._unchanged[name] = str(tensor.target)
-            self._held.clear()
+            self._base_digests[tensor.name] = tensor.base
+        if tensor.is_changed:
+            self._changed.add(tensor.name)
 
     def _digest_unmatched(self) -> None:
         """Tensors of the base that no target tensor was compared with still count in its digest."""
         for name in self._base_specs:
             if name not in self._base_digests:
-                self._base_digests[name] = digest_tensor(self._base, name)
-
-    def _finish(self) -> PatchIndex:
-        ties = dict(self._target.ties)
-        return self._writer.finish(
-            base_digest=combine((self._base_specs[n], d) for n, d in self._base_digests.items()),
-            target_digest=combine(
-                (self._target_specs[n], d) for n, d in self._target_digests.items()
-            ),
-            n_tensors=len(self._target_specs),
-            n_elements=sum(spec.n_elements for spec in self._target_specs.values()),
-            unchanged=self._unchanged,
-            removed=[n for n in self._base_specs if n not in self._target_specs and n not in ties],
-            tied=ties,
-        )
+                start = self._base_starts.get(name, 0)
+                self._base_digests[name] = digest_tensor(self._base, name, first_index=start)

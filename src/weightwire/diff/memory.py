@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
-from weightwire.diff.views import TensorView, view_tensor
+from weightwire.diff.state import DerivedState
+from weightwire.diff.views import TensorView, is_torch, view_tensor
 from weightwire.errors import DuplicateTensor
 from weightwire.model import Bits, TensorSpec
 
 State: TypeAlias = Any
-"""A mapping of names to tensors, a torch module, an iterable of (name, tensor), or a reader."""
+"""Names and tensors: a mapping, a torch module, pairs, a reader, or a callable that gives one."""
 
 
 class MemoryState:
@@ -20,9 +21,12 @@ class MemoryState:
         self.views: dict[str, TensorView] = {}
         self._specs: dict[str, TensorSpec] = {}
         self._ties: dict[str, str] = {}
+        self._torch_names: set[str] = set()
         first_name: dict[object, str] = {}
         for name, tensor in tensors:
             self._add(name, view_tensor(name, tensor), first_name)
+            if is_torch(tensor):
+                self._torch_names.add(name)
 
     @property
     def specs(self) -> Mapping[str, TensorSpec]:
@@ -33,6 +37,11 @@ class MemoryState:
     def ties(self) -> Mapping[str, str]:
         """Names of the same storage: a tied tensor is handled once."""
         return self._ties
+
+    @property
+    def torch_names(self) -> frozenset[str]:
+        """The tensors that are torch's, to be rounded as torch rounds."""
+        return frozenset(self._torch_names)
 
     def read(self, name: str, start: int, stop: int) -> Bits:
         """A view of live memory where it is contiguous."""
@@ -60,7 +69,16 @@ def tensors_of(state: State) -> Iterable[tuple[str, Any]]:
 
 
 def open_state(state: State) -> Any:
-    """The state as a ``StateReader``: readers pass through, everything else is viewed."""
+    """The state as a ``StateReader``: readers pass through, everything else is viewed as it is now."""
+    if isinstance(state, DerivedState):
+        return state.reader()
     if hasattr(state, "specs") and hasattr(state, "read"):
         return state
+    if is_maker(state):
+        return open_state(state())
     return MemoryState(tensors_of(state))
+
+
+def is_maker(state: State) -> bool:
+    """Whether it is called to give tensors; a module can be called too, but not for that."""
+    return callable(state) and not hasattr(state, "state_dict")

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from weightwire.diff.memory import tensors_of
+from weightwire.diff.state import DerivedState
 from weightwire.errors import StateMoved
 
 
@@ -17,6 +18,8 @@ class MoveGuard:
 
     def __init__(self, state: Any) -> None:
         self._counts: list[tuple[str, Any, int]] = []
+        while isinstance(state, DerivedState):
+            state = state.source
         if "torch" in sys.modules and (hasattr(state, "state_dict") or hasattr(state, "items")):
             self._counts = [
                 (name, tensor, tensor._version)

@@ -17,14 +17,6 @@ def overlay(bits: Bits, start: int, at: int, changes: Changes) -> None:
     bits[places[first:last]] = changes.bits[first:last]
 
 
-def net_changes(between: Bits, before: Changes, after: Changes) -> Changes:
-    """Two changes as one; ``between`` are the bits after the first and before the second."""
-    positions = np.union1d(before.positions, after.positions)
-    bits = between[positions]
-    bits[np.searchsorted(positions, after.positions)] = after.bits
-    return Changes(positions, bits)
-
-
 def first_of(entries: Sequence[Changes]) -> Changes:
     """Of all entries of a position, the earliest."""
     positions, first = np.unique(

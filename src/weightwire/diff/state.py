@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from weightwire.model import Bits, TensorSpec
 
@@ -27,6 +28,22 @@ class StateReader(Protocol):
 
     def read(self, name: str, start: int, stop: int) -> Bits:
         """The bits of elements ``start`` to ``stop`` (flat, row-major) of one tensor."""
+
+
+class DerivedState(ABC):
+    """A state that is computed from another one while it is read.
+
+    It is opened anew for every publish, since the tensors of a live module may be replaced; the
+    source is what is watched for writes meanwhile. A class and not a Protocol: a module may well
+    have children of these names.
+    """
+
+    source: Any
+    """What it is computed from: anything that can be opened as a state."""
+
+    @abstractmethod
+    def reader(self) -> StateReader:
+        """The state as it is now."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ _NUMPY_NAMES = {
     np.dtype(ml_dtypes.float8_e5m2fnuz): "F8_E5M2FNUZ",
     np.dtype(ml_dtypes.float8_e8m0fnu): "F8_E8M0",
 }
-_NUMPY_TYPES = {name: dtype for dtype, name in _NUMPY_NAMES.items()}
+_NUMPY_TYPES: dict[str, np.dtype[Any]] = {name: dtype for dtype, name in _NUMPY_NAMES.items()}
 _TORCH_NAMES = {
     "bool": "BOOL",
     "uint8": "U8",
@@ -136,7 +136,7 @@ def view_tensor(name: str, tensor: Any) -> TensorView:
     """
     if isinstance(tensor, np.ndarray):
         return _view_numpy(name, tensor)
-    if _is_torch(tensor):
+    if is_torch(tensor):
         return _view_torch(name, tensor)
     if hasattr(tensor, "__dlpack__"):
         return _view_dlpack(name, tensor)
@@ -153,14 +153,31 @@ def view_tensor(name: str, tensor: Any) -> TensorView:
 def new_like(spec: TensorSpec, bits: Bits, neighbour: Any) -> Any:
     """A fresh tensor with these bits, of the same library as its neighbour."""
     array = bits.astype(bits.dtype, copy=True).reshape(spec.shape)
-    if not _is_torch(neighbour):
-        return array.view(_NUMPY_TYPES[spec.dtype.name])
-    torch = sys.modules["torch"]
-    signed = array.view(f"<i{spec.dtype.n_bytes}") if spec.dtype.n_bytes > 1 else array
-    return torch.from_numpy(signed).view(getattr(torch, _TORCH_TYPES[spec.dtype.name]))
+    return as_torch(array, spec.dtype) if is_torch(neighbour) else as_numpy(array, spec.dtype)
 
 
-def _is_torch(tensor: Any) -> bool:
+def as_numpy(bits: npt.NDArray[np.unsignedinteger], dtype: DType) -> npt.NDArray[Any]:
+    """Bits as numbers of their type, over the same memory."""
+    return bits.view(numpy_type(dtype))
+
+
+def as_torch(bits: npt.NDArray[np.unsignedinteger], dtype: DType) -> Any:
+    """Bits as a torch tensor of their type, over the same memory."""
+    signed = bits.view(f"<i{dtype.n_bytes}") if dtype.n_bytes > 1 else bits
+    return sys.modules["torch"].from_numpy(signed).view(torch_type(dtype))
+
+
+def numpy_type(dtype: DType) -> np.dtype[Any]:
+    """What NumPy, or ml_dtypes, calls this element type."""
+    return _NUMPY_TYPES[dtype.name]
+
+
+def torch_type(dtype: DType) -> Any:
+    """What torch calls this element type."""
+    return getattr(sys.modules["torch"], _TORCH_TYPES[dtype.name])
+
+
+def is_torch(tensor: Any) -> bool:
     """Without importing torch: a torch tensor cannot exist before torch is imported."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(tensor, torch.Tensor)
@@ -187,15 +204,16 @@ def _view_torch(name: str, tensor: Any) -> TensorView:
     if tensor.is_conj() or tensor.is_neg():
         raise UnsupportedLayout(f"{name!r} is a lazy conjugate; pass tensor.resolve_conj()")
     dtype = dtype_named(_TORCH_NAMES[torch_name])
-    bits = _torch_integers(torch, tensor.detach(), dtype).numpy().view(dtype.bits_dtype)
+    bits = torch_bits(tensor.detach(), dtype)
     return TensorView(TensorSpec(name, dtype, tuple(tensor.shape)), bits)
 
 
-def _torch_integers(torch: Any, tensor: Any, dtype: DType) -> Any:
-    """The same memory as integers that torch can hand to NumPy."""
-    return tensor.view(
-        {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.n_bytes]
-    )
+def torch_bits(tensor: Any, dtype: DType) -> Bits:
+    """A torch CPU tensor's memory as unsigned integers, by way of those torch can hand to NumPy."""
+    torch = sys.modules["torch"]
+    words = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.n_bytes]
+    bits: Bits = tensor.view(words).numpy().view(dtype.bits_dtype)
+    return bits
 
 
 def _view_dlpack(name: str, tensor: Any) -> TensorView:

@@ -37,6 +37,50 @@ class AnchorPolicy:
         return n_versions >= self.every or n_chain_bytes > self.chain_share * n_state_bytes
 
 
+class AnchorSchedule:
+    """Counts what was committed since the last anchor."""
+
+    def __init__(self, policy: AnchorPolicy) -> None:
+        self._policy = policy
+        self._version, self._n_chain_bytes = -1, 0
+
+    def begin(self, head: Head) -> None:
+        """Learn where the publisher starts."""
+        self._version, self._n_chain_bytes = head.anchor_version, head.n_chain_bytes
+
+    def anchored(self, version: int) -> None:
+        """There is an anchor of this version."""
+        self._version, self._n_chain_bytes = version, 0
+
+    def is_due(self, record: Commit) -> bool:
+        """Whether a version that was just committed should have an anchor."""
+        self._n_chain_bytes += record.patch.n_bytes if record.patch else 0
+        n_versions = record.version - self._version
+        return self._policy.is_due(n_versions, self._n_chain_bytes, record.n_state_bytes)
+
+
+def offer_of(
+    run: Run,
+    head: Head,
+    put_id: str,
+    clock: Clock,
+    *,
+    patch: PatchRef | None = None,
+    anchor: AnchorRef | None = None,
+) -> Offer:
+    """Another way to a committed version, as it is announced."""
+    return Offer(
+        run=run.name,
+        version=head.version,
+        epoch=head.epoch,
+        put_id=put_id,
+        time_ms=int(clock.now() * 1000),
+        digest=head.digest,
+        patch=patch,
+        anchor=anchor,
+    )
+
+
 class Extras:
     """Makes anchors and skip patches in a thread of its own, from frozen views of the baseline."""
 
@@ -51,18 +95,16 @@ class Extras:
         worker: Executor,
         uploads: Executor,
     ) -> None:
-        self._run, self._baseline, self._policy = run, baseline, policy
+        self._run, self._baseline, self._schedule = run, baseline, AnchorSchedule(policy)
         self._skips, self._companions = tuple(sorted(skips)), companions
         self._clock, self._worker, self._uploads = clock, worker, uploads
         self._frozen: dict[int, tuple[Frozen, Head]] = {}
         self._jobs: list[Future[None]] = []
         self._anchor_job: Future[None] | None = None
-        self._anchor_version = -1
-        self._n_chain_bytes = 0
 
     def begin(self, head: Head) -> None:
         """Learn where the publisher starts."""
-        self._anchor_version, self._n_chain_bytes = head.anchor_version, head.n_chain_bytes
+        self._schedule.begin(head)
         self._freeze(head)
 
     def upload_anchor(self, version: int, put_id: str, digest: str) -> AnchorRef:
@@ -78,9 +120,9 @@ class Extras:
         """A version exists and the baseline stands at it: see what is due."""
         self._jobs = [job for job in self._jobs if not job.done()]
         if record.anchor is not None:
-            self._anchored(record.version)
+            self._schedule.anchored(record.version)
             self._forget(lambda _: True)
-        elif self._is_anchor_due(head, record):
+        elif self._schedule.is_due(record) and not self._is_making_anchor:
             self._anchor_job = self._later(self._make_anchor, self._baseline.freeze(), head)
         self._make_skips(head)
         self._freeze(head)
@@ -95,15 +137,12 @@ class Extras:
         self.wait()
         self._forget(lambda _: True)
 
-    def _is_anchor_due(self, head: Head, record: Commit) -> bool:
-        self._n_chain_bytes += record.patch.n_bytes if record.patch else 0
-        if self._anchor_job is not None and not self._anchor_job.done():
-            return False
-        n_versions = head.version - self._anchor_version
-        return self._policy.is_due(n_versions, self._n_chain_bytes, record.n_state_bytes)
+    @property
+    def _is_making_anchor(self) -> bool:
+        return self._anchor_job is not None and not self._anchor_job.done()
 
     def _later(self, job: Callable[..., None], *arguments: object) -> Future[None]:
-        future = self._worker.submit(_guarded, job, *arguments)
+        future = self._worker.submit(guarded, job, *arguments)
         self._jobs.append(future)
         return future
 
@@ -116,11 +155,8 @@ class Extras:
             put_id = self._clock.token()
             folder = layout.anchor_folder(head.version, put_id)
             ref = write_anchor(self._run.store, folder, frozen, head.digest, self._companions)
-            announce(self._run, self._offer(head, put_id, anchor=ref))
-            self._anchored(head.version)
-
-    def _anchored(self, version: int) -> None:
-        self._anchor_version, self._n_chain_bytes = version, 0
+            announce(self._run, offer_of(self._run, head, put_id, self._clock, anchor=ref))
+            self._schedule.anchored(head.version)
 
     def _make_skips(self, head: Head) -> None:
         for span in self._skips:
@@ -140,26 +176,8 @@ class Extras:
                 sink.abandon()
                 log.error("a skip patch to version %d came out wrong: dropped", head.version)
                 return
-            announce(self._run, self._offer(head, put_id, patch=sink.finish(index, base.version)))
-
-    def _offer(
-        self,
-        head: Head,
-        put_id: str,
-        *,
-        patch: PatchRef | None = None,
-        anchor: AnchorRef | None = None,
-    ) -> Offer:
-        return Offer(
-            run=self._run.name,
-            version=head.version,
-            epoch=head.epoch,
-            put_id=put_id,
-            time_ms=int(self._clock.now() * 1000),
-            digest=head.digest,
-            patch=patch,
-            anchor=anchor,
-        )
+            patch = sink.finish(index, base.version)
+            announce(self._run, offer_of(self._run, head, put_id, self._clock, patch=patch))
 
     def _freeze(self, head: Head) -> None:
         """Keep this version's bits if a skip patch will start from it; drop those no longer needed."""
@@ -180,7 +198,7 @@ class Extras:
             self._jobs.append(self._worker.submit(frozen.close))
 
 
-def _guarded(job: Callable[..., None], *arguments: object) -> None:
+def guarded(job: Callable[..., None], *arguments: object) -> None:
     """Extras are never worth a failed publish."""
     try:
         job(*arguments)

@@ -56,13 +56,13 @@ class Head:
 
 def take_over(
     run: Run,
-    baseline: Baseline,
+    baseline: Baseline | None,
     clock: Clock,
     executor: Executor,
     *,
     claim: Claim = "at once",
 ) -> Head:
-    """Become the run's publisher, with the baseline at its newest version.
+    """Become the run's publisher, with the baseline, if there is one, at its newest version.
 
     "with the first version" commits nothing now: the head's epoch is the next one, and the first
     commit carries it. The log is the lock either way: until then the old publisher may go on, and
@@ -82,6 +82,8 @@ def take_over(
         head, history = _claim(run, clock, history)
     else:
         head = _unclaimed(newest, history)
+    if baseline is None:
+        return replace(head, needs_anchor=True)
     try:
         _restore(run, history, baseline, executor)
     except StoreUnavailable:

@@ -43,8 +43,7 @@ class UploadSink:
         Raises:
             StoreUnavailable, StoreRefused: something could not be sent.
         """
-        while self._waiting:
-            self._waiting.popleft().result()
+        self.drain()
         raw = index_bytes(index)
         self._store.put(self._folder + INDEX_FILE, raw)
         return PatchRef(
@@ -58,6 +57,15 @@ class UploadSink:
             n_index_bytes=len(raw),
             index_sha256=sha256(raw),
         )
+
+    def drain(self) -> None:
+        """Wait for every bucket.
+
+        Raises:
+            StoreUnavailable, StoreRefused: one could not be sent.
+        """
+        while self._waiting:
+            self._waiting.popleft().result()
 
     def abandon(self) -> None:
         """Wait for what is under way, whatever becomes of it."""
