@@ -8,6 +8,7 @@ import typer
 
 from weightwire.cli.apply import apply_command
 from weightwire.cli.bench import bench_app
+from weightwire.cli.demo import demo_command
 from weightwire.cli.diff import diff_command
 from weightwire.cli.digest import digest_command
 from weightwire.cli.follow import follow_command
@@ -17,6 +18,7 @@ from weightwire.cli.keygen import keygen_command
 from weightwire.cli.log import log_command
 from weightwire.cli.merge import merge_command
 from weightwire.cli.publish import publish_command
+from weightwire.cli.sidecar import sidecar_command
 from weightwire.cli.terminal import Settings, show_log
 from weightwire.cli.verify import verify_command
 
@@ -79,7 +81,9 @@ _add(merge_command, "merge", "weightwire merge --base step-1/ 2.patch 3.patch -o
 _add(digest_command, "digest", "weightwire digest step-2/")
 _add(publish_command, "publish", "weightwire publish s3://bucket/run-7 step-2/ --key run.key")
 _add(follow_command, "follow", "weightwire follow s3://bucket/run-7 -o current/ --once")
+_add(sidecar_command, "sidecar", "weightwire sidecar s3://bucket/run-7 http://127.0.0.1:8000")
 _add(log_command, "log", "weightwire log s3://bucket/run-7 --limit 20")
 _add(gc_command, "gc", "weightwire gc s3://bucket/run-7 --keep 32 --keep-age 2d --dry-run")
 _add(keygen_command, "keygen", "weightwire keygen -o run.key")
+_add(demo_command, "demo", "weightwire demo --steps 30 --link 100mbit,80ms")
 app.add_typer(bench_app, name="bench")

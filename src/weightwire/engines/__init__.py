@@ -1,0 +1,1 @@
+"""Inference engines: how a version gets into what they serve from."""
