@@ -1,0 +1,274 @@
+"""A transformers model as the checkpoint ``save_pretrained`` would write, without writing or copying it.
+
+Inside a process a model has other names than on disk: tied tensors twice, wrappers' prefixes, and
+experts stacked that the checkpoint keeps apart. Engines read checkpoints, so those are the names that
+are published. Tensors are viewed where they lie; only stacked ones are taken apart, one at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from weightwire.diff.views import torch_bits
+from weightwire.errors import ExtraMissing, NotACheckpoint, UnsupportedLayout
+from weightwire.model import Bits, TensorSpec
+from weightwire.trainers.hf_models import (
+    refuse_foreign_shards,
+    refuse_what_is_not_whole,
+    unwrap,
+)
+from weightwire.trainers.torch_types import element_type
+
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+"""What torch.compile and activation checkpointing put into names."""
+
+_Shapes = dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Tensors of the model, and the tensors of the checkpoint that are made of them together."""
+
+    sources: tuple[str, ...]
+    shapes: _Shapes
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Which tensor of the checkpoint comes from where; holds until the model's structure changes."""
+
+    structure: _Shapes
+    renamed: dict[str, str]
+    """Checkpoint name to model name, where it is the same tensor."""
+    groups: tuple[_Group, ...]
+
+
+class HfCheckpoint:
+    """The checkpoint of a live model; ``reader`` opens it as it is now."""
+
+    def __init__(self, model: Any) -> None:
+        """Take a ``PreTrainedModel``, wrapped or not.
+
+        Raises:
+            UnsupportedLayout: adapters, quantised or sharded weights: ``save_pretrained`` would write
+                something that is not this model's bits.
+        """
+        refuse_foreign_shards(model)
+        self.model = unwrap(model)
+        refuse_what_is_not_whole(self.model)
+        self._plan: _Plan | None = None
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether ranks hold parts of it, as FSDP2 does it."""
+        return any(hasattr(parameter, "device_mesh") for parameter in self.model.parameters())
+
+    def reader(self) -> HfReader:
+        """The tensors as they are now; for ``Publisher`` and ``cast``."""
+        tensors = _plain_names(self.model.state_dict())
+        return HfReader(self.model, tensors, self._planned(tensors))
+
+    def shards(self) -> dict[str, Any]:
+        """This rank's shards as they are now, by the checkpoint's names; for ``ShardedPublisher``.
+
+        Raises:
+            UnsupportedLayout: a tensor that the checkpoint has in another shape.
+        """
+        tensors = _plain_names(self.model.state_dict())
+        plan = self._planned(tensors)
+        for group in plan.groups:
+            raise UnsupportedLayout(
+                f"{group.sources[0]!r} is sharded, and is saved as {len(group.shapes)} tensors:"
+                " stacked experts are published where a rank holds them whole"
+            )
+        return {name: tensors[source] for name, source in plan.renamed.items()}
+
+    def pieces(self, name: str, tensor: Any) -> Iterable[tuple[str, Any]]:
+        """What one tensor of the model is in the checkpoint, for trainers that give them one by one.
+
+        Raises:
+            UnsupportedLayout: it is saved together with others, which are not at hand.
+        """
+        plan = self._plan or self._planned(_plain_names(self.model.state_dict()))
+        if name not in plan.structure:
+            return [(name, tensor)]
+        saved_as = [each for each, source in plan.renamed.items() if source == name]
+        if saved_as:
+            return [(saved_as[0], tensor)]
+        return self._apart(name, tensor, plan)
+
+    def _planned(self, tensors: Mapping[str, Any]) -> _Plan:
+        structure = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        if self._plan is None or self._plan.structure != structure:
+            self._plan = _make_plan(self.model, tensors, structure)
+        return self._plan
+
+    def _apart(self, name: str, tensor: Any, plan: _Plan) -> Iterable[tuple[str, Any]]:
+        groups = [group for group in plan.groups if name in group.sources]
+        if groups and len(groups[0].sources) > 1:
+            raise UnsupportedLayout(
+                f"{name!r} is saved together with {len(groups[0].sources) - 1} other tensors, and"
+                " this trainer gives them one by one: use weightwire.trainers.hf.WeightwireCallback"
+            )
+        return as_saved(self.model, {name: tensor.detach()}).items() if groups else []
+
+    def keeps_wide(self, dtype: str) -> tuple[str, ...]:
+        """Parts of names that transformers keeps in fp32 when it loads a model in ``dtype``."""
+        parts = set(getattr(self.model, "_keep_in_fp32_modules_strict", None) or ())
+        if dtype in {"fp16", "float16"}:
+            parts |= set(getattr(self.model, "_keep_in_fp32_modules", None) or ())
+        return tuple(sorted(parts))
+
+
+def architecture(model: str | os.PathLike[str]) -> HfCheckpoint:
+    """The checkpoint of a model that has no memory: its names, from its config alone.
+
+    Raises:
+        NotACheckpoint: there is no config that transformers reads.
+    """
+    import transformers
+
+    try:
+        config = transformers.AutoConfig.from_pretrained(os.fspath(model))
+    except (OSError, ValueError) as error:
+        raise NotACheckpoint(f"{os.fspath(model)!r} has no config to read: {error}") from error
+    kind = getattr(
+        transformers, (config.architectures or [""])[0], transformers.AutoModelForCausalLM
+    )
+    make = getattr(kind, "from_config", kind)
+    with torch.device("meta"):
+        return HfCheckpoint(make(config))
+
+
+class HfReader:
+    """Implements ``StateReader`` over live tensors on any device.
+
+    Pieces are brought to the CPU as they are asked for. Of tensors that must be taken apart, one group
+    is held at a time.
+    """
+
+    def __init__(self, model: Any, tensors: Mapping[str, Any], plan: _Plan) -> None:
+        self._model, self._tensors, self._plan = model, tensors, plan
+        self._group_of = {name: group for group in plan.groups for name in group.shapes}
+        self._specs = {spec.name: spec for spec in self._all_specs()}
+        self._group: _Group | None = None
+        self._converted: dict[str, Any] = {}
+        self._flat: tuple[str, Any] = ("", None)
+
+    @property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """Every tensor of the checkpoint."""
+        return self._specs
+
+    @property
+    def ties(self) -> Mapping[str, str]:
+        """None: a checkpoint has tied tensors once."""
+        return {}
+
+    @property
+    def torch_names(self) -> frozenset[str]:
+        """All of them are torch's."""
+        return frozenset(self._specs)
+
+    def read(self, name: str, start: int, stop: int) -> Bits:
+        """A view of live memory where it is contiguous and the CPU's, else a copy of this piece."""
+        if self._flat[0] != name:
+            self._flat = (name, self._tensor(name).detach().reshape(-1))
+        return torch_bits(self._flat[1][start:stop].cpu(), self._specs[name].dtype)
+
+    def _all_specs(self) -> Iterable[TensorSpec]:
+        for name, source in self._plan.renamed.items():
+            tensor = self._tensors[source]
+            yield TensorSpec(name, element_type(name, tensor), tuple(tensor.shape))
+        for group in self._plan.groups:
+            dtype = element_type(group.sources[0], self._tensors[group.sources[0]])
+            for name, shape in group.shapes.items():
+                yield TensorSpec(name, dtype, shape)
+
+    def _tensor(self, name: str) -> Any:
+        if name in self._plan.renamed:
+            return self._tensors[self._plan.renamed[name]]
+        group = self._group_of[name]
+        if self._group is not group:
+            self._converted.clear()  # before the next one is made: one group at a time
+            sources = {source: self._tensors[source].detach() for source in group.sources}
+            self._converted = as_saved(self._model, sources)
+            self._group = group
+        return self._converted[name]
+
+
+def as_saved(model: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """These tensors under the names and in the shapes that ``save_pretrained`` gives them.
+
+    Raises:
+        ExtraMissing: transformers is older than 5.
+    """
+    try:
+        from transformers.core_model_loading import revert_weight_conversion
+    except ImportError as error:
+        raise ExtraMissing(
+            f"needs transformers 5: pip install 'transformers>=5' ({error})"
+        ) from None
+    saved: dict[str, Any] = revert_weight_conversion(model, dict(tensors))
+    return saved
+
+
+def _plain_names(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    plain: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        for wrapper in _WRAPPERS:
+            name = name.replace(wrapper, "")  # noqa: PLW2901
+        plain[name] = tensor
+    return plain
+
+
+def _make_plan(model: Any, tensors: Mapping[str, Any], structure: _Shapes) -> _Plan:
+    kept = {
+        name: torch.empty_like(tensors[name], device="meta") for name in _untied(model, tensors)
+    }
+    saved = as_saved(model, kept)
+    source_of = {id(tensor): name for name, tensor in kept.items()}
+    renamed = {name: source_of[id(t)] for name, t in saved.items() if id(t) in source_of}
+    others = {name: t for name, t in kept.items() if name not in set(renamed.values())}
+    shapes = {name: tuple(t.shape) for name, t in saved.items() if name not in renamed}
+    return _Plan(structure, renamed, tuple(_groups(model, others, shapes)))
+
+
+def _without_memory(tensor: Any) -> Any:
+    """A whole tensor, of a shard too: conversions are tried out on it."""
+    return torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="meta")
+
+
+def _untied(model: Any, tensors: Mapping[str, Any]) -> Iterable[str]:
+    """Names that ``save_pretrained`` keeps: each storage once, and nothing that is never saved."""
+    from transformers.modeling_utils import remove_tied_weights_from_state_dict
+
+    ignored = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
+    saved = {name: tensor for name, tensor in tensors.items() if name not in ignored}
+    return list(remove_tied_weights_from_state_dict(saved, model))
+
+
+def _groups(model: Any, sources: Mapping[str, Any], shapes: _Shapes) -> Iterable[_Group]:
+    """One group per tensor where it can be converted by itself; what is left, together."""
+    together, left = [], dict(shapes)
+    for name, tensor in sources.items():
+        alone = _converted_alone(model, name, tensor)
+        if alone and all(left.get(each) == shape for each, shape in alone.items()):
+            left = {each: shape for each, shape in left.items() if each not in alone}
+            yield _Group((name,), alone)
+        else:
+            together.append(name)
+    if together or left:
+        yield _Group(tuple(together), left)
+
+
+def _converted_alone(model: Any, name: str, tensor: Any) -> _Shapes:
+    try:
+        return {each: tuple(t.shape) for each, t in as_saved(model, {name: tensor}).items()}
+    except (RuntimeError, ValueError, KeyError):
+        return {}  # it needs its neighbours
