@@ -4,28 +4,43 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+INTEGRATIONS := $(VENV)/.integrations
 
-.PHONY: help check test demo bench sanitize clean
+LIGHT_TESTS := $(BIN)/pytest -q -n auto --dist worksteal --ignore=tests/integrations
+# Two integrations at a time, each wholly in one process. Cut off from the network: some of what
+# they start listens on every interface.
+INTEGRATION_TESTS := $(BIN)/python tests/loopback_only.py \
+  $(BIN)/pytest -q -n 2 --dist loadgroup --durations 10 tests/integrations
+
+.PHONY: help check test test-light test-integrations demo bench sanitize clean
 
 help:
 	@echo "make check     lint, types and tests: what CI runs"
-	@echo "make test      the tests alone"
-	@echo "make demo      a patch, then a trainer and two followers: in half a minute"
+	@echo "make test      the tests alone; test-light leaves out those with real trainers and engines"
+	@echo "make demo      a real RL run: one trainer, two rollout workers, every version proven"
 	@echo "make bench     sizes and speeds on this machine; ARGS='--quick' for a short one"
 	@echo "make sanitize  the hostile inputs again, under address and undefined-behaviour sanitizers"
 	@echo "make clean     remove everything that was made"
 
-check: $(INSTALLED)
+check: $(INTEGRATIONS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -q -n auto --dist worksteal
+	$(LIGHT_TESTS)
+	$(INTEGRATION_TESTS)
 
-test: $(INSTALLED)
-	$(BIN)/pytest -q -n auto --dist worksteal
+test: $(INTEGRATIONS)
+	$(LIGHT_TESTS)
+	$(INTEGRATION_TESTS)
+
+test-light: $(INSTALLED)
+	$(LIGHT_TESTS)
+
+test-integrations: $(INTEGRATIONS)
+	$(INTEGRATION_TESTS)
 
 demo: $(INSTALLED)
-	$(BIN)/python examples/demo.py
+	$(BIN)/weightwire demo $(ARGS)
 
 bench: $(INSTALLED)
 	$(BIN)/weightwire bench codec $(ARGS)
@@ -43,4 +58,12 @@ $(INSTALLED): pyproject.toml CMakeLists.txt $(wildcard native/*.h native/*.cpp)
 	  || { echo "Weightwire needs Python 3.10 or newer: make PYTHON=/path/to/python3"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'
+	touch $@
+
+# Real trainers and engines, into the same environment. vLLM names three packages it only needs for
+# pictures and sound; their builds for the CPU do not fit its torch, and are taken out again.
+$(INTEGRATIONS): $(wildcard requirements/*.txt) $(INSTALLED)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements/integrations.txt
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -r requirements/verl.txt
+	$(BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	touch $@
