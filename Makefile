@@ -10,7 +10,7 @@ LIGHT_TESTS := $(BIN)/pytest -q -n auto --dist worksteal --ignore=tests/integrat
 # Two integrations at a time, each wholly in one process. Cut off from the network: some of what
 # they start listens on every interface.
 INTEGRATION_TESTS := $(BIN)/python tests/loopback_only.py \
-  $(BIN)/pytest -q -n 2 --dist loadgroup --durations 10 tests/integrations
+  $(BIN)/pytest -q -n 2 --durations 10 tests/integrations
 
 .PHONY: help check test test-light test-integrations demo bench sanitize clean
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -32,20 +34,16 @@ collect_ignore = [
 ]
 
 
-_LONGEST_FIRST = ("vllm", "fsdp2", "verl", "trl", "hf", "ray")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+class OneFolderOneWorker(LoadScopeScheduling):
     """One integration is one worker's work: its servers are started once."""
-    folders = {item: _folder(item) for item in items}
-    for item, folder in folders.items():
-        item.add_marker(pytest.mark.xdist_group(folder))
-    ranks = {folder: rank for rank, folder in enumerate(_LONGEST_FIRST)}
-    items.sort(key=lambda item: ranks.get(folders[item], len(ranks)))
+
+    def _split_scope(self, nodeid: str) -> str:
+        return str(Path(nodeid.split("::")[0]).parent)
 
 
-def _folder(item: pytest.Item) -> str:
-    return item.path.relative_to(Path(__file__).parent).parts[0]
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneFolderOneWorker:
+    """What ``-n 2`` shares out."""
+    return OneFolderOneWorker(config, log)
 
 
 def pytest_report_header() -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from enum import Enum
 from typing import Annotated, Any
 
@@ -54,8 +55,11 @@ def sidecar_command(
         open_terminal(context, as_json=as_json) as terminal,
         warnings_as_notes(context, terminal.note),
         Signals(),
+        ExitStack() as stack,
     ):
         servers = open_servers(engine, urls)
+        for server in servers:
+            stack.callback(server.close)
         for followed in follow(store, servers, key=key, until=until, poll_s=poll):
             _show(terminal, followed)
 

@@ -47,6 +47,9 @@ class EngineServer(Protocol):
     def update(self, version: int, *, mode: Mode = "keep") -> Pause:
         """Stage, pause, activate, resume."""
 
+    def close(self) -> None:
+        """Let go of connections; the server goes on."""
+
 
 @dataclass(frozen=True)
 class Followed:
