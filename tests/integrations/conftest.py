@@ -38,7 +38,7 @@ class OneFolderOneWorker(LoadScopeScheduling):
     """One integration is one worker's work: its servers are started once."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return str(Path(nodeid.split("::")[0]).parent)
+        return str(Path(nodeid.split("::", maxsplit=1)[0]).parent)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneFolderOneWorker:
