@@ -7,16 +7,18 @@ INSTALLED := $(VENV)/.installed
 INTEGRATIONS := $(VENV)/.integrations
 
 LIGHT_TESTS := $(BIN)/pytest -q -n auto --dist worksteal --ignore=tests/integrations
-# Two integrations at a time, each wholly in one process. Cut off from the network: some of what
-# they start listens on every interface.
-INTEGRATION_TESTS := $(BIN)/python tests/loopback_only.py \
-  $(BIN)/pytest -q -n 2 --durations 10 tests/integrations
+# One after another: each engine wants the machine for itself. Cut off from the network: some of
+# what they start listens on every interface.
+INTEGRATION_TESTS := $(BIN)/python tests/loopback_only.py $(BIN)/pytest -q --durations 10
+# What `make check` runs of them; vLLM servers, Ray clusters and FSDP2 meshes take a quarter of an
+# hour more, with `make test` or `make test-integrations`.
+QUICK_INTEGRATIONS := $(addprefix tests/integrations/,hf sglang torch_module)
 
 .PHONY: help check test test-light test-integrations demo bench sanitize clean
 
 help:
-	@echo "make check     lint, types and tests: what CI runs"
-	@echo "make test      the tests alone; test-light leaves out those with real trainers and engines"
+	@echo "make check     lint, types, the tests and the quick integrations: what CI runs"
+	@echo "make test      all tests, half an hour; test-light, test-integrations: a part of them"
 	@echo "make demo      a real RL run: one trainer, two rollout workers, every version proven"
 	@echo "make bench     sizes and speeds on this machine; ARGS='--quick' for a short one"
 	@echo "make sanitize  the hostile inputs again, under address and undefined-behaviour sanitizers"
@@ -27,17 +29,17 @@ check: $(INTEGRATIONS)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(LIGHT_TESTS)
-	$(INTEGRATION_TESTS)
+	$(INTEGRATION_TESTS) $(QUICK_INTEGRATIONS)
 
 test: $(INTEGRATIONS)
 	$(LIGHT_TESTS)
-	$(INTEGRATION_TESTS)
+	$(INTEGRATION_TESTS) tests/integrations
 
 test-light: $(INSTALLED)
 	$(LIGHT_TESTS)
 
 test-integrations: $(INTEGRATIONS)
-	$(INTEGRATION_TESTS)
+	$(INTEGRATION_TESTS) tests/integrations
 
 demo: $(INSTALLED)
 	$(BIN)/weightwire demo $(ARGS)
