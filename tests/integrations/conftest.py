@@ -5,10 +5,8 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
-from xdist.scheduler import LoadScopeScheduling
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -32,18 +30,6 @@ def _is_missing(package: str) -> bool:
 collect_ignore = [
     folder for folder, needed in _NEEDED.items() if any(_is_missing(each) for each in needed)
 ]
-
-
-class OneFolderOneWorker(LoadScopeScheduling):
-    """One integration is one worker's work: its servers are started once."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        return str(Path(nodeid.split("::", maxsplit=1)[0]).parent)
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneFolderOneWorker:
-    """What ``-n 2`` shares out."""
-    return OneFolderOneWorker(config, log)
 
 
 def pytest_report_header() -> list[str]:

@@ -177,6 +177,18 @@ def torch_type(dtype: DType) -> Any:
     return getattr(sys.modules["torch"], _TORCH_TYPES[dtype.name])
 
 
+def torch_element_type(name: str, dtype: Any) -> DType:
+    """The element type behind torch's name for it, wherever the tensor ``name`` lies.
+
+    Raises:
+        UnsupportedDType: Weightwire has no code for it.
+    """
+    torch_name = str(dtype).removeprefix("torch.")
+    if torch_name not in _TORCH_NAMES:
+        raise UnsupportedDType(f"{name!r} has torch type {torch_name}, which has no code")
+    return dtype_named(_TORCH_NAMES[torch_name])
+
+
 def is_torch(tensor: Any) -> bool:
     """Without importing torch: a torch tensor cannot exist before torch is imported."""
     torch = sys.modules.get("torch")
@@ -198,12 +210,9 @@ def _view_torch(name: str, tensor: Any) -> TensorView:
         raise UnsupportedLayout(
             f"{name!r} is a {tensor.layout} tensor on {tensor.device}; pass a strided CPU tensor"
         )
-    torch_name = str(tensor.dtype).removeprefix("torch.")
-    if torch_name not in _TORCH_NAMES:
-        raise UnsupportedDType(f"{name!r} has torch type {torch_name}, which has no code")
+    dtype = torch_element_type(name, tensor.dtype)
     if tensor.is_conj() or tensor.is_neg():
         raise UnsupportedLayout(f"{name!r} is a lazy conjugate; pass tensor.resolve_conj()")
-    dtype = dtype_named(_TORCH_NAMES[torch_name])
     bits = torch_bits(tensor.detach(), dtype)
     return TensorView(TensorSpec(name, dtype, tuple(tensor.shape)), bits)
 

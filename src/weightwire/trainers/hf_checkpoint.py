@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from weightwire.diff.views import torch_bits
+from weightwire.diff.views import torch_bits, torch_element_type
 from weightwire.errors import ExtraMissing, NotACheckpoint, UnsupportedLayout
 from weightwire.model import Bits, TensorSpec
 from weightwire.trainers.hf_models import (
@@ -22,7 +22,6 @@ from weightwire.trainers.hf_models import (
     refuse_what_is_not_whole,
     unwrap,
 )
-from weightwire.trainers.torch_types import element_type
 
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 """What torch.compile and activation checkpointing put into names."""
@@ -184,9 +183,9 @@ class HfReader:
     def _all_specs(self) -> Iterable[TensorSpec]:
         for name, source in self._plan.renamed.items():
             tensor = self._tensors[source]
-            yield TensorSpec(name, element_type(name, tensor), tuple(tensor.shape))
+            yield TensorSpec(name, torch_element_type(name, tensor.dtype), tuple(tensor.shape))
         for group in self._plan.groups:
-            dtype = element_type(group.sources[0], self._tensors[group.sources[0]])
+            dtype = torch_element_type(group.sources[0], self._tensors[group.sources[0]].dtype)
             for name, shape in group.shapes.items():
                 yield TensorSpec(name, dtype, shape)
 

@@ -18,11 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from weightwire.diff.views import torch_bits, torch_type
+from weightwire.diff.views import torch_bits, torch_element_type, torch_type
 from weightwire.durable import typed_disk_errors
 from weightwire.errors import DuplicateTensor, StateMoved
 from weightwire.model import Bits, DType, TensorSpec
-from weightwire.trainers.torch_types import element_type
 
 _LOOK_S = 0.1
 """How soon a feeder notices that nobody reads any more."""
@@ -42,7 +41,7 @@ def as_streamed(name: str, tensor: Any, dtype: DType | None) -> Streamed:
     Raises:
         UnsupportedDType: Weightwire has no code for its type.
     """
-    own = element_type(name, tensor)
+    own = torch_element_type(name, tensor.dtype)
     is_wide = dtype is not None and own.ordered and own.n_bytes >= dtype.n_bytes
     target = dtype if dtype is not None and is_wide else own
     flat = tensor.detach().to(torch_type(target)).cpu().reshape(-1)

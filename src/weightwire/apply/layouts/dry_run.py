@@ -19,13 +19,12 @@ from weightwire.apply.layouts.layout import Padding, Part
 from weightwire.apply.layouts.origins import Known, Piece, Unknown, pieces_behind, read_as, view_to
 from weightwire.apply.layouts.regions import Axis, boxes
 from weightwire.apply.layouts.torch_shapes import (
-    dtype_of,
     shape_only,
-    torch_type,
     untouched_like,
     without_device,
     written_by,
 )
+from weightwire.diff.views import torch_element_type, torch_type
 from weightwire.errors import UnsupportedLayout
 from weightwire.model import TensorSpec
 
@@ -149,7 +148,7 @@ class DryRunMode(TorchDispatchMode):  # type: ignore[misc]
     def _hold(self, parameter: str, target: torch.Tensor, piece: Piece) -> None:
         memory = self._parameters.memory(target)
         try:
-            cast = cast_between(piece.dtype, dtype_of(target.dtype))
+            cast = cast_between(piece.dtype, torch_element_type("", target.dtype))
             for box in boxes(piece.source, piece.place, piece.axes):
                 self.written.append(Part(piece.name, parameter, memory, box, cast))
         except UnsupportedLayout as error:
@@ -161,14 +160,14 @@ class DryRunMode(TorchDispatchMode):  # type: ignore[misc]
         """What ``target`` would hold after a copy."""
         if isinstance(record, Unknown):
             return record
-        seen = read_as(record, dtype_of(source.dtype))
+        seen = read_as(record, torch_element_type("", source.dtype))
         if seen is None:
             return Unknown("view of other bits")
         source, offset = source.expand(target.shape), target.storage_offset()
         view = view_to(
             source.shape, source.stride(), source.storage_offset(), target.stride(), offset
         )
-        pieces, dtype = pieces_behind(seen, view), dtype_of(target.dtype)
+        pieces, dtype = pieces_behind(seen, view), torch_element_type("", target.dtype)
         if pieces is None:
             return Unknown("view across a copy")
         if not all(is_exact(piece.dtype, dtype) for piece in pieces):
@@ -297,7 +296,7 @@ class DryRunMode(TorchDispatchMode):  # type: ignore[misc]
             )
 
     def _add(self, tensor: torch.Tensor, more: Known | Unknown) -> None:
-        before = self._record(tensor) or Known((), dtype_of(tensor.dtype))
+        before = self._record(tensor) or Known((), torch_element_type("", tensor.dtype))
         if isinstance(before, Known) and isinstance(more, Known):
             more = Known((*before.pieces, *more.pieces), before.dtype)
         self._track(tensor, before if isinstance(before, Unknown) else more)

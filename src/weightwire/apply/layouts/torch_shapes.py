@@ -1,4 +1,4 @@
-"""Torch types and shapes without the elements: what a dry run makes instead of results.
+"""Torch shapes without the elements: what a dry run makes instead of results.
 
 Only imported where torch is.
 """
@@ -10,29 +10,6 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
-
-from weightwire.diff.views import new_like, view_tensor
-from weightwire.model import DType, TensorSpec
-
-
-def dtype_of(dtype: torch.dtype) -> DType:
-    """Weightwire's name for a torch type.
-
-    Raises:
-        UnsupportedDType: it has none.
-    """
-    return view_tensor("", torch.empty(0, dtype=dtype)).spec.dtype
-
-
-def torch_type(dtype: DType) -> torch.dtype:
-    """Torch's name for a type."""
-    empty = new_like(TensorSpec("", dtype, (0,)), _NOTHING.astype(dtype.bits_dtype), _TORCH)
-    found: torch.dtype = empty.dtype
-    return found
-
-
-_TORCH = torch.empty(0)
-_NOTHING = _TORCH.numpy().view("u4")
 
 
 def written_by(func: Any, args: tuple[Any, ...], kwargs: Any) -> list[torch.Tensor]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from weightwire.clock import Clock, SystemClock
 from weightwire.engines.remote.server_status import Mode, Pause, ServerStatus
@@ -49,6 +49,9 @@ class EngineServer(Protocol):
 
     def close(self) -> None:
         """Let go of connections; the server goes on."""
+
+
+Server = TypeVar("Server", bound=EngineServer)
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,16 @@ class Follow:
         except WeightwireError as error:
             log.warning("%s is not at version %d: %s", server.url, version, error)
             return error
+
+
+def servers_at(
+    servers: str | Server | Sequence[str | Server], open_server: Callable[[str], Server]
+) -> list[Server]:
+    """One server or many, as they are or by URL."""
+    listed = (
+        servers if isinstance(servers, Sequence) and not isinstance(servers, str) else [servers]
+    )
+    return [open_server(each) if isinstance(each, str) else each for each in listed]
 
 
 def follow(

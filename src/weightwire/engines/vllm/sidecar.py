@@ -20,6 +20,4 @@ def follow(
 
     Options and errors are those of ``weightwire.engines.remote.sidecar.follow``.
     """
-    listed = [servers] if isinstance(servers, str | VllmServer) else servers
-    made = [VllmServer(each) if isinstance(each, str) else each for each in listed]
-    return sidecar.follow(store, made, **options)
+    return sidecar.follow(store, sidecar.servers_at(servers, VllmServer), **options)
