@@ -350,6 +350,64 @@ void scatter(InOut<T> bits, In<P> positions, In<T> now, size_t n_threads) {
                        [&](size_t i, T& place) { place = now.data()[i]; });
 }
 
+// One memory and what goes into it, with the types forgotten: memories of all widths share the threads.
+struct Scatter {
+    void (*write)(const Scatter&, size_t first, size_t stop);
+    void* bits;
+    const void* positions;
+    const void* now;
+    size_t n;
+};
+
+template <class T, class P>
+Scatter make_scatter(const nb::tuple& item) {
+    const auto bits = nb::cast<InOut<T>>(item[0]);
+    const auto positions = nb::cast<In<P>>(item[1]);
+    const auto now = nb::cast<In<T>>(item[2]);
+    check_places(bits.size(), positions, now);
+    const auto write = [](const Scatter& s, size_t first, size_t stop) {
+        T* const into = static_cast<T*>(s.bits);
+        const P* const at = static_cast<const P*>(s.positions);
+        for (size_t i = first; i < stop; i++) {
+            if (i + n_ahead < stop) __builtin_prefetch(into + at[i + n_ahead], true);
+            into[at[i]] = static_cast<const T*>(s.now)[i];
+        }
+    };
+    return {write, bits.data(), positions.data(), now.data(), positions.size()};
+}
+
+template <class T>
+Scatter make_scatter(const nb::tuple& item) {
+    return nb::isinstance<In<uint32_t>>(item[1]) ? make_scatter<T, uint32_t>(item) : make_scatter<T, uint64_t>(item);
+}
+
+Scatter make_scatter(const nb::tuple& item) {
+    if (nb::isinstance<InOut<uint8_t>>(item[0])) return make_scatter<uint8_t>(item);
+    if (nb::isinstance<InOut<uint16_t>>(item[0])) return make_scatter<uint16_t>(item);
+    if (nb::isinstance<InOut<uint32_t>>(item[0])) return make_scatter<uint32_t>(item);
+    return make_scatter<uint64_t>(item);
+}
+
+// As scatter, for many memories at once: threads are started once, and small memories share them.
+// Refuses before the first write. The caller keeps the arrays alive.
+void scatter_all(const nb::list& items, size_t n_threads) {
+    check_threads(n_threads);
+    std::vector<Scatter> scatters;
+    for (const auto item : items) scatters.push_back(make_scatter(nb::cast<nb::tuple>(item)));
+    nb::gil_scoped_release release;
+    std::vector<std::pair<size_t, size_t>> jobs;  // which, and its first element
+    constexpr size_t slice = size_t(1) << 13;
+    for (size_t s = 0; s < scatters.size(); s++) {
+        for (size_t first = 0; first < scatters[s].n; first += slice) jobs.emplace_back(s, first);
+    }
+    run_jobs(jobs.size(), n_threads, [&] {
+        return [&](size_t job) {
+            const Scatter& found = scatters[jobs[job].first];
+            found.write(found, jobs[job].second, std::min(found.n, jobs[job].second + slice));
+        };
+    });
+}
+
 // Writes like scatter, and gives the bits that were there.
 template <class T, class P>
 Out<T> exchange(InOut<T> bits, In<P> positions, In<T> now, size_t n_threads) {
@@ -441,4 +499,5 @@ NB_MODULE(_native, m) {
     bind_width<uint16_t>(m, "u16");
     bind_width<uint32_t>(m, "u32");
     bind_width<uint64_t>(m, "u64");
+    m.def("scatter_all", &scatter_all);
 }

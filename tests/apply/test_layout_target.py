@@ -1,20 +1,19 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from sample_engines import Engine, Training, bits_in, checkpoint, loaded, train
 
 from sample_training import inline
-from weightwire.apply.layouts import engine_parameters
-from weightwire.apply.layouts.engine_memory import (
-    DeviceMemory,
-    HostMemory,
-    Writes,
-    storage_integers,
-)
+from weightwire.apply.layouts import engine_memory, engine_parameters
+from weightwire.apply.layouts.engine_memory import DeviceMemory, storage_integers
 from weightwire.apply.layouts.target import LayoutTarget
 from weightwire.apply.targets import MemoryTarget
 from weightwire.errors import StopError, TargetMismatch, UnsupportedLayout
+from weightwire.kernels.native import NativeKernels
+from weightwire.model import Bits
 from weightwire.publisher import Publisher
 from weightwire.store.extras import AnchorPolicy
 from weightwire.subscriber import State, Subscriber
@@ -116,38 +115,32 @@ def test_damage_to_live_memory_is_found_and_healed(parameter: str, bits: int) ->
     assert bits_in(engine) == loaded(engine, training.tensors)
 
 
-class Mortal(HostMemory):
-    """Dies at a given write."""
+class Mortal(NativeKernels):
+    """Dies after so many memories were written to."""
 
-    n_left = 10**9
+    def __init__(self, n_left: int) -> None:
+        self.n_left = n_left
 
-    def write(self, writes: Writes, n_threads: int) -> None:
-        if Mortal.n_left == 0:
-            raise RuntimeError("killed")
-        Mortal.n_left -= 1
-        super().write(writes, n_threads)
+    def scatter_all(self, writes: Sequence[tuple[Bits, Bits, Bits]], n_threads: int) -> None:
+        super().scatter_all(writes[: self.n_left], n_threads)
+        raise RuntimeError("killed")
 
 
 @pytest.mark.parametrize("n_writes", [0, 1, 7])
 def test_interrupted_activation_can_be_repeated(
     n_writes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        engine_parameters,
-        "memory_of",
-        lambda t: Mortal(storage_integers(t).numpy().view(f"u{t.element_size()}")),
-    )
     training = Training()
     engine = Engine(1, 2)
     subscriber, _ = training.follow(engine)
     subscriber.update()
     training.step()
     subscriber.stage()
-    monkeypatch.setattr(Mortal, "n_left", n_writes)
-    with pytest.raises(RuntimeError):
-        subscriber.activate()
+    with monkeypatch.context() as patched:
+        patched.setattr(engine_memory, "kernels", lambda: Mortal(n_writes))
+        with pytest.raises(RuntimeError):
+            subscriber.activate()
     assert subscriber.state is State.DIRTY
-    monkeypatch.setattr(Mortal, "n_left", 10**9)
     subscriber.activate()
     subscriber.wait()
     for _ in range(2):
@@ -166,7 +159,7 @@ def test_write_that_did_not_happen_is_noticed_and_repaired(monkeypatch: pytest.M
     training.step()
     subscriber.stage()
     with monkeypatch.context() as patched:
-        patched.setattr(HostMemory, "write", lambda *_: None)
+        patched.setattr(NativeKernels, "scatter_all", lambda *_: None)
         subscriber.activate()
     with pytest.raises(TargetMismatch, match="live memory"):
         subscriber.wait()

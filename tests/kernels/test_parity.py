@@ -72,6 +72,17 @@ def assert_plain_parity(old: Bits, new: Bits, dtype: DType) -> None:
         written = old.copy()
         kernels.scatter(written, decoded[0].positions, decoded[0].bits, 2)
         assert written.tobytes() == new.tobytes()
+        together = [old.copy(), old.copy(), old[:0].copy()]
+        wide = decoded[0].positions.astype(np.uint64)
+        kernels.scatter_all(
+            [
+                (together[0], decoded[0].positions, decoded[0].bits),
+                (together[1], wide, decoded[0].bits),
+                (together[2], wide[:0], decoded[0].bits[:0]),
+            ],
+            2,
+        )
+        assert together[0].tobytes() == together[1].tobytes() == new.tobytes()
         again = old.copy()
         before = kernels.exchange(again, decoded[0].positions, decoded[0].bits, 2)
         assert again.tobytes() == new.tobytes()

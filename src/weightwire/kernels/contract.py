@@ -7,6 +7,7 @@ step tables, chunk size) comes in as a ``ClassModel`` made once, above the kerne
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -139,6 +140,9 @@ class Kernels(Protocol):
 
     def scatter(self, bits: Bits, positions: Bits, new_bits: Bits, n_threads: int) -> None:
         """Write ``new_bits`` at ``positions``; safe to repeat."""
+
+    def scatter_all(self, writes: Sequence[tuple[Bits, Bits, Bits]], n_threads: int) -> None:
+        """The same for many memories at once, each with its positions and bits."""
 
     def exchange(self, bits: Bits, positions: Bits, new_bits: Bits, n_threads: int) -> Bits:
         """Write like ``scatter``, and give the bits that were there: what would undo it."""

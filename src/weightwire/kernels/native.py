@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, cast
 
@@ -99,6 +100,10 @@ class NativeKernels:
 
     def scatter(self, bits: Bits, positions: Bits, new_bits: Bits, n_threads: int) -> None:
         _call(f"scatter_{_width(bits)}", bits, _flat(positions), _flat(new_bits), n_threads)
+
+    def scatter_all(self, writes: Sequence[tuple[Bits, Bits, Bits]], n_threads: int) -> None:
+        items = [(bits, _flat(positions), _flat(now)) for bits, positions, now in writes]
+        _call("scatter_all", items, n_threads)
 
     def exchange(self, bits: Bits, positions: Bits, new_bits: Bits, n_threads: int) -> Bits:
         before = _call(

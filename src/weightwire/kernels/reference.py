@@ -5,6 +5,7 @@ Other backends must give the same bytes. ``docs/format.md`` says the same in wor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,6 +126,10 @@ class ReferenceKernels:
     def scatter(self, bits: Bits, positions: Bits, new_bits: Bits, n_threads: int) -> None:
         del n_threads
         bits[positions] = new_bits
+
+    def scatter_all(self, writes: Sequence[tuple[Bits, Bits, Bits]], n_threads: int) -> None:
+        for bits, positions, new_bits in writes:
+            self.scatter(bits, positions, new_bits, n_threads)
 
     def exchange(self, bits: Bits, positions: Bits, new_bits: Bits, n_threads: int) -> Bits:
         before: Bits = bits[positions]

@@ -35,9 +35,6 @@ class EngineMemory(Protocol):
     def ready(self, places: Positions, bits: Bits) -> Writes:
         """Bring single writes to where the memory is."""
 
-    def write(self, writes: Writes, n_threads: int) -> None:
-        """Overwrite single elements; safe to repeat."""
-
     def holds(self, writes: Writes, n_threads: int) -> bool:
         """Whether single elements are what was written."""
 
@@ -48,11 +45,11 @@ class HostMemory:
     is_host = True
 
     def __init__(self, flat: Bits) -> None:
-        self._flat = flat
+        self.flat = flat
 
     def read(self, box: Box) -> Bits:
         """A view of live memory."""
-        return strided(self._flat, box.place, box.shape, [axis.place for axis in box.axes])
+        return strided(self.flat, box.place, box.shape, [axis.place for axis in box.axes])
 
     def overwrite(self, box: Box, bits: Bits) -> None:
         """Put bits, shaped as the box's axes."""
@@ -60,16 +57,12 @@ class HostMemory:
 
     def ready(self, places: Positions, bits: Bits) -> Writes:
         """Short positions where they fit: half the memory, and faster."""
-        wide = np.uint32 if len(self._flat) <= 1 << 32 else np.uint64
+        wide = np.uint32 if len(self.flat) <= 1 << 32 else np.uint64
         return Writes(places.astype(wide), bits)
-
-    def write(self, writes: Writes, n_threads: int) -> None:
-        """Overwrite single elements."""
-        kernels().scatter(self._flat, writes.places, writes.bits, n_threads)
 
     def holds(self, writes: Writes, n_threads: int) -> bool:
         """Read single elements back."""
-        return kernels().matches(self._flat, writes.places, writes.bits, n_threads)
+        return kernels().matches(self.flat, writes.places, writes.bits, n_threads)
 
 
 class DeviceMemory:
@@ -99,9 +92,8 @@ class DeviceMemory:
         at = torch.from_numpy(places.astype(np.int64)).to(self._flat.device)
         return Writes(at, self._integers(bits).to(self._flat.device))
 
-    def write(self, writes: Writes, n_threads: int) -> None:
+    def write(self, writes: Writes) -> None:
         """Overwrite single elements."""
-        del n_threads
         self._flat.index_put_((writes.places,), writes.bits)
 
     def holds(self, writes: Writes, n_threads: int) -> bool:
@@ -119,6 +111,17 @@ class DeviceMemory:
         # A copy in any case: torch warns of memory that it must not write to.
         copied = bits.copy()
         return torch.from_numpy(copied if bits.itemsize == 1 else copied.view(f"<i{bits.itemsize}"))
+
+
+def write_all(pairs: Iterable[tuple[EngineMemory, Writes]], n_threads: int) -> None:
+    """Overwrite single elements of many memories; safe to repeat."""
+    on_host = []
+    for memory, writes in pairs:
+        if isinstance(memory, HostMemory):
+            on_host.append((memory.flat, writes.places, writes.bits))
+        elif isinstance(memory, DeviceMemory):
+            memory.write(writes)
+    kernels().scatter_all(on_host, n_threads)
 
 
 def settle(memories: Iterable[EngineMemory]) -> None:

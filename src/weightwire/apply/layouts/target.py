@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from weightwire.apply.layouts.engine_memory import settle
+from weightwire.apply.layouts.engine_memory import settle, write_all
 from weightwire.apply.layouts.engine_parameters import signature
 from weightwire.apply.layouts.layout import Layout
 from weightwire.apply.layouts.shares import Share, shares_of
@@ -154,8 +154,8 @@ class LayoutTarget:
             fill_paddings(layout)
             for name in layout.parts:
                 load_parts(layout, mine.staging, name)
-        for each in mine.writes:
-            layout.memories[each.memory].write(each.writes, self._n_threads)
+        pairs = [(layout.memories[each.memory], each.writes) for each in mine.writes]
+        write_all(pairs, self._n_threads)
         settle(layout.memories)
         self._held = mine.held
 

@@ -222,9 +222,14 @@ class RankReceiver:
         self._last = replace(self._last, **changes)  # type: ignore[arg-type]
 
 
+def unpinned_processors() -> set[int]:
+    """What a rank could run on before its engine pinned it: what its parent may run on."""
+    return os.sched_getaffinity(os.getppid())
+
+
 def _leave_pinned_processors() -> None:
     """For this thread alone: staging must not take turns with generation on one processor."""
     try:
-        os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
+        os.sched_setaffinity(0, unpinned_processors())
     except OSError as error:
         log.info("staging stays on processors %s: %s", os.sched_getaffinity(0), error)

@@ -21,7 +21,7 @@ class Pause:
     total_s: float
     """From asking for the pause until the server ran again: nothing was generated for so long."""
     drain_s: float
-    """Of that, until the step in flight was over and the caches were empty."""
+    """Of that, until no further step was begun."""
     activate_s: float
     """Of that, overwriting weights, on the slowest rank."""
     stage_s: float
@@ -54,6 +54,11 @@ class ServerStatus:
     def newest(self) -> int:
         """The newest version that every rank has seen in the store."""
         return min(rank.newest for rank in self.ranks)
+
+    @property
+    def n_replicas(self) -> int:
+        """Engines that step together, each with a copy of the model."""
+        return max(rank.n_replicas for rank in self.ranks)
 
     def has_polled_since(self, before: ServerStatus) -> bool:
         """Whether every rank has looked into the store since."""

@@ -42,6 +42,8 @@ class RankStatus:
     """How often it was looked for."""
     connection: str = ""
     """Stands for everything it was connected with: who would connect it alike need not."""
+    n_replicas: int = 1
+    """Engines that step together, each with this rank's weights: data parallelism."""
     is_dirty: bool = False
     is_asleep: bool = False
     failure: Failure | None = None

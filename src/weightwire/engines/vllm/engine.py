@@ -22,7 +22,7 @@ from vllm.distributed.weight_transfer.base import (
 
 from weightwire.apply.layouts.target import LayoutTarget
 from weightwire.engines.remote.failures import Failure
-from weightwire.engines.remote.receiver import AfterPause, RankReceiver
+from weightwire.engines.remote.receiver import AfterPause, RankReceiver, unpinned_processors
 from weightwire.engines.remote.status import RankStatus
 from weightwire.engines.vllm.ranks import Ranks, VllmRanks, together
 from weightwire.errors import EngineRefused
@@ -179,6 +179,7 @@ class WeightwireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ign
             n_ranks=self._ranks.n_ranks,
             store=self._store,
             connection=self._connection,
+            n_replicas=self.vllm_config.parallel_config.data_parallel_size,
             failure=self._failure or found.failure,
             is_asleep=self.is_asleep(),
         )
@@ -192,7 +193,12 @@ class WeightwireEngine(WeightTransferEngine[InitInfo, UpdateInfo]):  # type: ign
 
     def _connect(self, init_info: InitInfo) -> None:
         self._require_awake(is_connected=False)
-        target = LayoutTarget(self.model.load_weights, self.model.named_parameters)
+        target = LayoutTarget(
+            self.model.load_weights,
+            self.model.named_parameters,
+            # In a pause nothing else runs; the ranks of a host share it.
+            n_threads=max(1, len(unpinned_processors()) // self._ranks.n_ranks),
+        )
         options, checks = dict(init_info.options), AfterPause()
         subscriber = Subscriber(
             open_store(init_info.store, options=options) if options else init_info.store,

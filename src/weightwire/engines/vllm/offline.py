@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from weightwire.clock import Clock, SystemClock
+from weightwire.engines.vllm.pausing import Pausing
 from weightwire.engines.vllm.server import VllmServer
 from weightwire.errors import EngineRefused
+from weightwire.workers import InlineExecutor
 
 
 class OfflineEngine(VllmServer):
@@ -21,6 +23,7 @@ class OfflineEngine(VllmServer):
         """Nothing is done yet."""
         self._clock = clock or SystemClock()
         self._calls = _LlmCalls(llm)
+        self._pausing = Pausing(self._calls, InlineExecutor())
         self._timeout_s, self._takeover_s = timeout_s, 0.0
 
 

@@ -20,8 +20,10 @@ from weightwire.engines.remote.proof import parse_proof, prove
 from weightwire.engines.remote.server import RemoteServer
 from weightwire.engines.remote.server_status import Mode, Pause, ServerStatus, pause_of
 from weightwire.engines.remote.status import parse_status
+from weightwire.engines.vllm.pausing import Pausing, await_end, await_stop
 from weightwire.engines.vllm.set_up import connection_to, require_set_up
 from weightwire.errors import Dirty, EngineRefused, EngineUnavailable, WeightwireError
+from weightwire.workers import threads
 
 
 class VllmServer(RemoteServer):
@@ -51,6 +53,8 @@ class VllmServer(RemoteServer):
         """
         self._clock = clock or SystemClock()
         self._calls: Routes = Calls(url, api_key, timeout_s, self._clock)
+        another = Calls(url, api_key, timeout_s, self._clock)
+        self._pausing = Pausing(another, threads(1, "pause"))
         self._timeout_s, self._takeover_s = timeout_s, takeover_s
 
     @property
@@ -164,7 +168,7 @@ class VllmServer(RemoteServer):
             if any(rank.refused is None for rank in begun.ranks):
                 self._rpc("weightwire_end")
             raise
-        return self._swap(version, mode, is_ours)
+        return self._swap(version, mode, is_ours, is_alone=found.n_replicas == 1)
 
     def prove(self, version: int, digest: str) -> int:
         """Prove from live memory that all ranks together hold a version, to the last bit.
@@ -196,19 +200,23 @@ class VllmServer(RemoteServer):
             self._resume(found)
 
     def close(self) -> None:
-        """Close the connection; the server goes on."""
+        """Close the connections; the server goes on."""
+        self._pausing.close()
         self._calls.close()
 
-    def _swap(self, version: int, mode: Mode, is_ours: bool) -> Pause:
+    def _swap(self, version: int, mode: Mode, is_ours: bool, *, is_alone: bool) -> Pause:
         """The part between begin and end. ``start`` writes nothing, so it comes before the pause."""
         self._tell("/start_weight_update")
         began = self._clock.monotonic()
+        pausing = self._pausing.begin(mode)
         try:
-            self._calls.post("/pause", mode=mode, clear_cache="true")
+            await_stop(pausing, self._calls, may_be_quick=is_alone and mode == "keep")
             drained = self._clock.monotonic()
             self._tell("/update_weights", {"update_info": {"version": version}})
+            pausing.result()
             self._calls.post("/finish_weight_update", {"weight_version": str(version)})
         except BaseException:
+            await_end(pausing)
             self._give_up(is_ours)
             raise
         if is_ours:
