@@ -13,6 +13,7 @@
 #include "compact_encode.h"
 #include "digest.h"
 #include "dlpack.h"
+#include "models.h"
 #include "parallel.h"
 #include "plain.h"
 #include "survey.h"
@@ -478,6 +479,40 @@ void bind_width(nb::module_& m, const char* name) {
     m.def(("digest_at" + suffix).c_str(), &digest_single<T, uint64_t>);
 }
 
+// ------------------------------------------------------------------------------------------------- models
+
+// Log2 weights, expected, table sizes, first tokens, frequencies, chunk sizes.
+using ModelArrays = std::tuple<Out<uint8_t>, Out<uint8_t>, Out<uint8_t>, Out<uint8_t>, Out<uint16_t>, Out<uint8_t>>;
+
+// The models of many pieces, each from 16 counts of elements and 16 * 128 of changes by token.
+template <class Count>
+ModelArrays build_models(In<Count> by_class, In<int64_t> n_by_class, uint32_t max_token, size_t n_threads) {
+    check_threads(n_threads);
+    constexpr size_t table = size_t(n_classes) * n_tokens, slice = 16;
+    const size_t n = n_by_class.size() / n_classes;
+    if (n_by_class.size() != n * n_classes || by_class.size() != n * table || max_token >= n_tokens)
+        throw std::invalid_argument("counts by class have the wrong shape");
+    Array<uint8_t> weights(n * n_classes), expected(n * n_classes), sizes(n * n_classes), firsts(n * n_classes), chunks(n);
+    Array<uint16_t> frequencies(n * table);
+    {
+        nb::gil_scoped_release release;
+        run_jobs((n + slice - 1) / slice, n_threads, [&] {
+            return [&, builder = ModelBuilder<Count>(max_token)](size_t job) mutable {
+                for (size_t p = job * slice; p < std::min(n, (job + 1) * slice); p++) {
+                    uint16_t* const rows = frequencies.data.get() + p * table;
+                    std::fill(rows, rows + table, uint16_t(0));
+                    const size_t at = p * n_classes;
+                    builder.build(by_class.data() + p * table, n_by_class.data() + at,
+                                  {&weights.data[at], &expected.data[at], &sizes.data[at], &firsts.data[at], rows,
+                                   &chunks.data[p]});
+                }
+            };
+        });
+    }
+    return {weights.to_numpy(), expected.to_numpy(),    sizes.to_numpy(),
+            firsts.to_numpy(),  frequencies.to_numpy(), chunks.to_numpy()};
+}
+
 }  // namespace ww
 
 NB_MODULE(_native, m) {
@@ -500,4 +535,6 @@ NB_MODULE(_native, m) {
     bind_width<uint32_t>(m, "u32");
     bind_width<uint64_t>(m, "u64");
     m.def("scatter_all", &scatter_all);
+    m.def("build_models", &build_models<int32_t>);
+    m.def("build_models", &build_models<int64_t>);
 }

@@ -23,7 +23,7 @@ from weightwire.model import DType
 MAX_LOG2_WEIGHT = 8
 """A weight less one then fits a byte, and vector units look up sixteen bytes at once."""
 
-_OUTLIERS = 1024
+OUTLIERS = 1024
 """One element in so many may lie above the window of classes without moving it."""
 
 _RARE_TO_SKIP_CODING = 1024
@@ -41,19 +41,34 @@ UNUSED_MODEL = ClassModel(0, (0,) * N_CLASSES, (False,) * N_CLASSES, (ONE_STEP,)
 
 
 def build_model(survey: Survey, dtype: DType) -> ClassModel:
-    """Choose how to code a piece that looks like this.
+    """Choose how to code a piece that looks like this."""
+    base_key = find_base_key(survey.n_by_key)
+    n_elements = sums_by_class(survey.n_by_key, base_key)
+    n_changed = sums_by_class(survey.n_changed_by_key_token, base_key)
+    return model_of_classes(base_key, n_elements, n_changed, max_token(dtype))
+
+
+def choose_chunk_log2(survey: Survey) -> int:
+    """The chunk size that gives chunks of about 2^12 changes."""
+    return chunk_log2_of(int(survey.n_by_key.sum()), int(survey.n_changed_by_key_token.sum()))
+
+
+def model_of_classes(
+    base_key: int,
+    n_elements: npt.NDArray[np.int64],
+    by_token: npt.NDArray[np.int64],
+    last_token: int,
+) -> ClassModel:
+    """The model of a piece with so many elements in each class, and changes by class and token.
 
     The last class, of the largest numbers, has weight 1 and is never expected to change: it is the
     coldest in practice, and fixing it lets vector look-ups past the end of a table stand for it.
     """
-    base_key = _base_key(survey.n_by_key)
-    n_elements = _by_class(survey.n_by_key, base_key)
-    by_token = _by_class(survey.n_changed_by_key_token, base_key)
     n_changed = by_token.sum(axis=1)
     expected = 2 * n_changed > n_elements
     n_events = np.where(expected, n_elements - n_changed, n_changed)
     nearest = _nearest_present(n_elements)
-    tables = _step_tables(by_token, max_token(dtype))
+    tables = _step_tables(by_token, last_token)
     log2_weights = _log2_weights(n_events.tolist(), n_elements.tolist())
     return ClassModel(
         base_key=base_key,
@@ -63,16 +78,21 @@ def build_model(survey: Survey, dtype: DType) -> ClassModel:
     )
 
 
-def choose_chunk_log2(survey: Survey) -> int:
-    """The chunk size that gives chunks of about 2^12 changes."""
-    n_elements = int(survey.n_by_key.sum())
-    n_changed = max(1, int(survey.n_changed_by_key_token.sum()))
-    elements_per_change_log2 = max(0, (n_elements // n_changed).bit_length() - 1)
+def chunk_log2_of(n_elements: int, n_changed: int) -> int:
+    """The chunk size for a sample of so many elements with so many changes."""
+    elements_per_change_log2 = max(0, (n_elements // max(1, n_changed)).bit_length() - 1)
     wanted = _CHANGES_PER_CHUNK_LOG2 + elements_per_change_log2
     return min(max(wanted, limits.MIN_CHUNK_LOG2), limits.MAX_CHUNK_LOG2)
 
 
-def _by_class(by_key: npt.NDArray[np.int64], base_key: int) -> npt.NDArray[np.int64]:
+def find_base_key(n_by_key: npt.NDArray[np.int64]) -> int:
+    """The window's lowest key: its top is the highest key that is not an outlier."""
+    above = np.cumsum(n_by_key[::-1])[::-1] - n_by_key
+    top = int(np.argmax(above * OUTLIERS <= n_by_key.sum()))
+    return max(0, top - N_CLASSES + 1)
+
+
+def sums_by_class(by_key: npt.NDArray[np.int64], base_key: int) -> npt.NDArray[np.int64]:
     """Sums over the keys of each class; the outer classes take all keys beyond the window."""
     borders = base_key + np.arange(N_CLASSES)
     borders[0] = 0
@@ -80,13 +100,6 @@ def _by_class(by_key: npt.NDArray[np.int64], base_key: int) -> npt.NDArray[np.in
     padded[: len(by_key)] = by_key[: len(padded)]
     padded[-1] += by_key[len(padded) :].sum(axis=0)
     return np.add.reduceat(padded, borders)
-
-
-def _base_key(n_by_key: npt.NDArray[np.int64]) -> int:
-    """The window's lowest key: its top is the highest key that is not an outlier."""
-    above = np.cumsum(n_by_key[::-1])[::-1] - n_by_key
-    top = int(np.argmax(above * _OUTLIERS <= n_by_key.sum()))
-    return max(0, top - N_CLASSES + 1)
 
 
 def _nearest_present(n_elements: npt.NDArray[np.int64]) -> list[int]:

@@ -23,14 +23,18 @@ class Pausing:
 
     def begin(self, mode: Mode) -> Future[object]:
         """Ask for a pause; ``stopped`` says when nothing is generated any more."""
-        return self._thread.submit(
-            lambda: self._calls.post("/pause", mode=mode, clear_cache="true")
-        )
+        return self._thread.submit(self._pause, mode)
 
     def close(self) -> None:
-        """Close the connection."""
+        """Let go of the thread."""
         self._thread.shutdown()
-        self._calls.close()
+
+    def _pause(self, mode: Mode) -> object:
+        try:
+            return self._calls.post("/pause", mode=mode, clear_cache="true")
+        finally:
+            # The next one is a while away, and the server may be another one by then.
+            self._calls.close()
 
 
 def await_stop(pausing: Future[object], calls: Routes, *, may_be_quick: bool) -> None:

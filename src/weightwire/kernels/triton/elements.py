@@ -1,0 +1,104 @@
+"""What every kernel needs to know of an element: its class, its weight, and steps between values.
+
+The Triton twin of ``kernels/steps.py``. Bits are widened to uint32 before anything is done to them.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+TILE = tl.constexpr(1024)
+"""Elements that one program looks at together; every chunk is a whole number of tiles."""
+
+N_CLASSES = tl.constexpr(16)
+TABLE_ROW = tl.constexpr(128)
+"""Entries kept for the step table of one class."""
+
+LISTED_SHIFT = tl.constexpr(20)
+WEIGHT_MASK = tl.constexpr((1 << 20) - 1)
+"""A running sum holds weights below this bit, at most 2^18 in a tile, and counts above it."""
+
+
+@triton.jit
+def class_of(bits, base_key, SHIFT: tl.constexpr, MASK: tl.constexpr):
+    """The classes of old bits, as int32."""
+    key = ((bits >> SHIFT) & MASK).to(tl.int32)
+    return tl.minimum(tl.maximum(key - base_key, 0), 15)
+
+
+@triton.jit
+def log2_weight_of(classes, nibbles):
+    """The log2 of a class's weight, from sixteen nibbles in an int64."""
+    return ((nibbles >> (classes * 4).to(tl.int64)) & 15).to(tl.int32)
+
+
+@triton.jit
+def bit_of(mask, number):
+    """One bit of an int32 mask, as int32."""
+    return (mask >> number) & 1
+
+
+@triton.jit
+def to_ordered(bits, WIDTH: tl.constexpr, ORDERED: tl.constexpr):
+    """Bits such that the next larger float is one more, in the low bits of a uint32."""
+    if not ORDERED:
+        return bits
+    sign = tl.full((), 1, tl.uint32) << (WIDTH - 1)
+    all_bits = tl.full((), 0xFFFFFFFF, tl.uint32) >> (32 - WIDTH)
+    return tl.where((bits & sign) != 0, bits ^ all_bits, bits | sign)
+
+
+@triton.jit
+def from_ordered(ordered, WIDTH: tl.constexpr, ORDERED: tl.constexpr):
+    """The inverse of ``to_ordered``."""
+    if not ORDERED:
+        return ordered
+    sign = tl.full((), 1, tl.uint32) << (WIDTH - 1)
+    all_bits = tl.full((), 0xFFFFFFFF, tl.uint32) >> (32 - WIDTH)
+    return tl.where((ordered & sign) != 0, ordered ^ sign, ordered ^ all_bits)
+
+
+@triton.jit
+def step_between(old, new, WIDTH: tl.constexpr, ORDERED: tl.constexpr):
+    """Steps from old to new bits, modulo 2^WIDTH, as int32 between -2^(WIDTH-1) and 2^(WIDTH-1)."""
+    step = to_ordered(new, WIDTH, ORDERED) - to_ordered(old, WIDTH, ORDERED)
+    return (step << (32 - WIDTH)).to(tl.int32, bitcast=True) >> (32 - WIDTH)
+
+
+@triton.jit
+def magnitude_of_step(step):
+    """A changed element's step without its sign, less one, as uint32."""
+    unsigned = step.to(tl.uint32, bitcast=True)
+    return tl.where(step < 0, ~unsigned, unsigned - 1)
+
+
+@triton.jit
+def floor_log2(value):
+    """The place of the highest bit of a uint32 that is not 0."""
+    high = value >> 16
+    half = tl.where(high != 0, high, value)
+    # Sixteen bits fit a float's fraction, so its exponent is exact.
+    exponent = (half.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
+    return exponent + tl.where(high != 0, 16, 0)
+
+
+@triton.jit
+def token_of(magnitude):
+    """Small magnitudes are their own token; larger ones share one per half octave."""
+    exponent = floor_log2(tl.maximum(magnitude, 4))
+    below = (magnitude >> (exponent - 1).to(tl.uint32)) & 1
+    return tl.where(magnitude < 4, magnitude.to(tl.int32), 2 * exponent + below.to(tl.int32))
+
+
+@triton.jit
+def raw_bits_of(token):
+    """How many raw bits follow a token."""
+    return tl.where(token < 4, 0, (token >> 1) - 1)
+
+
+@triton.jit
+def magnitude_of_token(token, raw):
+    """The magnitude that a token and its raw bits (uint32) stand for."""
+    leading = (2 | (token & 1)).to(tl.uint32) << tl.maximum((token >> 1) - 1, 0).to(tl.uint32)
+    return tl.where(token < 4, token.to(tl.uint32), leading | raw)

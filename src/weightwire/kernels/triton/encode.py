@@ -1,0 +1,242 @@
+"""The compact encoder on a GPU: pieces in, the reference's bytes out.
+
+    collect ─▶ add up ─▶ push ─▶ join
+    every element once   every chunk, a lane each
+
+Pieces are coded in *slabs*, as many at a time as the memory budget allows. A slab costs the host
+two looks at a few numbers, however many tensors it holds.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from weightwire.kernels import kernels
+from weightwire.kernels.contract import DENSE, Streams
+from weightwire.kernels.triton.assemble import join, pairs_of, rows_of
+from weightwire.kernels.triton.changes import DeviceChanges
+from weightwire.kernels.triton.collect import TILE_ELEMENTS, Tiles, collect
+from weightwire.kernels.triton.launch import Bucket, make_bucket, spans_of, to_device
+from weightwire.kernels.triton.models import DeviceModels, ModelArrays, upload
+from weightwire.kernels.triton.push import Chunks, add_up, push
+from weightwire.model import DType
+
+_LOG = logging.getLogger(__name__)
+
+_RECORD_BYTES = 8
+"""Two words per listed element that a tile has room for."""
+
+_TILE_BYTES = 32
+"""A tile's sums, and its share of the tables that lead to it."""
+
+MIN_BUDGET = 64 << 20
+
+
+@dataclass(frozen=True)
+class Coded:
+    """A coded piece: streams on the host, and the changes on the device where they were kept."""
+
+    streams: Streams
+    changes: DeviceChanges | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """Pieces of one element type, with their models: everything the encoder is told."""
+
+    olds: Sequence[torch.Tensor]
+    news: Sequence[torch.Tensor]
+    dtype: DType
+    models: ModelArrays
+    chunk_log2s: npt.NDArray[np.int64]
+    rooms: npt.NDArray[np.int64]
+    """Listed elements to make room for in every tile of a piece."""
+
+    def some(self, numbers: Sequence[int], room: int) -> Work:
+        """A few of the pieces, with the same room."""
+        at = np.array(numbers, dtype=np.intp)
+        taken = {field.name: getattr(self.models, field.name)[at] for field in fields(ModelArrays)}
+        return Work(
+            [self.olds[n] for n in numbers], [self.news[n] for n in numbers], self.dtype,
+            ModelArrays(**taken), self.chunk_log2s[at], np.full(len(at), room),
+        )  # fmt: skip
+
+
+def rooms_for(rates: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """How many listed elements a tile is likely to have at most, given their rate in a sample.
+
+    Changes cluster, so this is more than chance alone would ask for; tiles that need still more
+    are found out, and their pieces looked at again.
+    """
+    mean = rates * TILE_ELEMENTS
+    likely = np.ceil(1.5 * mean + 6 * np.sqrt(mean) + 6)
+    rounded = (likely.astype(np.int64) + 7) // 8 * 8
+    rooms: npt.NDArray[np.int64] = np.minimum(rounded, TILE_ELEMENTS)
+    return rooms
+
+
+def encode_compact_all(work: Work, *, budget_bytes: int, keep_changes: bool = False) -> list[Coded]:
+    """Code every piece as the reference does; ``budget_bytes`` bounds what is allocated meanwhile."""
+    done: dict[int, Coded] = {}
+    crowded: list[int] = []
+    for room, numbers in _slabs(work, budget_bytes):
+        found = _Slab(work.some(numbers, room), room).encode(keep_changes)
+        done.update({numbers[n]: coded for n, coded in found.items()})
+        crowded += [n for n in numbers if n not in done]
+    if crowded:
+        _LOG.info("%d pieces change more than their samples showed; once more", len(crowded))
+    for number in crowded:
+        again = _Slab(work.some([number], TILE_ELEMENTS), TILE_ELEMENTS).encode(keep_changes)
+        done[number] = again.get(0) or _on_host(work, number, keep_changes)
+    return [done[number] for number in range(len(work.olds))]
+
+
+def _slabs(work: Work, budget_bytes: int) -> Iterator[tuple[int, list[int]]]:
+    """Pieces that are coded together: with room for the same number, and within the budget."""
+    budget = max(budget_bytes, MIN_BUDGET)
+    for room in np.unique(work.rooms).tolist():
+        slab: list[int] = []
+        n_bytes = 0
+        for number in np.flatnonzero(work.rooms == room).tolist():
+            n_tiles = -(-len(work.olds[number]) // TILE_ELEMENTS)
+            needed = n_tiles * (room * _RECORD_BYTES + _TILE_BYTES)
+            if slab and n_bytes + needed > budget:
+                yield room, slab
+                slab, n_bytes = [], 0
+            slab.append(number)
+            n_bytes += needed
+        if slab:
+            yield room, slab
+
+
+class _Slab:
+    """Some pieces on their way to code."""
+
+    def __init__(self, work: Work, room: int) -> None:
+        self._work, self._room = work, room
+        device = work.olds[0].device
+        sizes = np.array([len(old) for old in work.olds], dtype=np.int64)
+        n_tiles = -(-sizes // TILE_ELEMENTS)
+        self._n_tiles = int(n_tiles.sum())
+        self._old: Bucket = make_bucket(work.olds, TILE_ELEMENTS)
+        self._new: Bucket = make_bucket(work.news, TILE_ELEMENTS)
+        self._first_tile = to_device(np.cumsum(n_tiles) - n_tiles, device)
+        self._models: DeviceModels = upload(work.models, device)
+        self._chunk_counts = -(-sizes >> work.chunk_log2s)
+        self._chunk_log2s = to_device(work.chunk_log2s.astype(np.int64), device)
+
+    def encode(self, keep_changes: bool) -> dict[int, Coded]:
+        """The pieces that could be coded, by number; the others need more room."""
+        if not self._n_tiles:
+            return {n: _nothing(self._work, keep_changes) for n in range(len(self._work.olds))}
+        dtype = self._work.dtype
+        tiles = collect(
+            self._old, self._new, self._first_tile, self._n_tiles, self._models, dtype, self._room
+        )
+        is_crowded = self._leave_out_crowded(tiles)
+        chunks = self._chunks(tiles)
+        rooms, signs = self._rooms(chunks), (chunks.n_changed.long() + 31) // 32
+        n_room, n_signs = torch.stack([rooms.sum(), signs.sum()]).tolist()
+        stacks = push(
+            tiles, chunks, self._new, self._models, dtype, rooms, n_room, n_signs, self._first_tile
+        )
+        rows = rows_of(chunks, stacks, dtype.n_bytes)
+        is_short = (stacks.is_over != 0) & (rows.heads != DENSE)
+        is_out = is_crowded | self._piece_flags(chunks.piece, is_short)
+        host = torch.stack([rows.heads, rows.sizes, chunks.n_changed]).cpu()
+        out = is_out.cpu().tolist()
+        payload = join(
+            chunks, stacks, rows, self._new, self._first_tile, int(host[1].sum()), dtype
+        ).cpu()
+        kept = self._changes(tiles, int(host[2].sum())) if keep_changes else None
+        return self._split(host.numpy(), payload.numpy(), out, kept)
+
+    def _leave_out_crowded(self, tiles: Tiles) -> torch.Tensor:
+        """Pieces with a tile that had too little room count as unchanged from here on."""
+        piece = self._old.span_memory.long()
+        is_crowded = self._piece_flags(piece, tiles.n_listed > self._room)
+        is_kept = (~is_crowded)[piece].int()
+        tiles.n_listed.mul_(is_kept)
+        tiles.n_changed.mul_(is_kept)
+        return is_crowded
+
+    def _chunks(self, tiles: Tiles) -> Chunks:
+        device = self._old.device
+        piece, number = spans_of(self._chunk_counts, device)
+        log2 = self._chunk_log2s[piece.long()]
+        start = number.long() << log2
+        n_elements = torch.minimum(
+            self._old.sizes[piece.long()] - start, torch.ones_like(start) << log2
+        )
+        first_tile = self._first_tile[piece.long()] + start // TILE_ELEMENTS
+        return add_up(tiles, piece, first_tile, n_elements, self._models)
+
+    def _rooms(self, chunks: Chunks) -> torch.Tensor:
+        """Words set aside for each chunk's stack; coded chunks hardly ever need as many."""
+        wide = 2 if self._work.dtype.n_bytes == 4 else 1
+        dense = (chunks.n_elements * self._work.dtype.n_bytes + 3) // 4
+        return torch.minimum(wide * chunks.n_listed.long() + 64, dense).int()
+
+    def _piece_flags(self, piece: torch.Tensor, flags: torch.Tensor) -> torch.Tensor:
+        marks = torch.zeros(len(self._work.olds), dtype=torch.int32, device=flags.device)
+        return marks.index_add_(0, piece.long(), flags.int()) != 0
+
+    def _changes(self, tiles: Tiles, n_changed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        ends = tiles.n_changed.long().cumsum(0)
+        return pairs_of(tiles, self._new, self._first_tile, ends, n_changed, self._work.dtype)
+
+    def _split(
+        self,
+        host: npt.NDArray[np.int32],
+        payload: npt.NDArray[np.int32],
+        out: list[bool],
+        kept: tuple[torch.Tensor, torch.Tensor] | None,
+    ) -> dict[int, Coded]:
+        """Every piece's share of what the slab gave."""
+        done, chunk, word, change = {}, 0, 0, 0
+        for number, count in enumerate(self._chunk_counts.tolist()):
+            rows = host[:, chunk : chunk + count]
+            n_words, n_changed = int(rows[1].sum()), int(rows[2].sum())
+            if not out[number]:
+                directory = np.ascontiguousarray(rows[:2].T).view(np.uint32)
+                words = payload[word : word + n_words].view(np.uint8)
+                streams = Streams(directory, words, n_changed)
+                done[number] = Coded(streams, _part(kept, change, change + n_changed))
+            chunk, word, change = chunk + count, word + n_words, change + n_changed
+        return done
+
+
+def _part(
+    kept: tuple[torch.Tensor, torch.Tensor] | None, first: int, last: int
+) -> DeviceChanges | None:
+    return None if kept is None else DeviceChanges(kept[0][first:last], kept[1][first:last])
+
+
+def _nothing(work: Work, keep_changes: bool) -> Coded:
+    directory, payload = np.empty((0, 2), dtype=np.uint32), np.empty(0, dtype=np.uint8)
+    empty = work.news[0][:0]
+    changes = DeviceChanges(empty.to(torch.int32), empty) if keep_changes else None
+    return Coded(Streams(directory, payload, 0), changes)
+
+
+def _on_host(work: Work, number: int, keep_changes: bool) -> Coded:
+    """A piece that no room on the device was enough for: its chunks hold what no sample foretold."""
+    _LOG.warning("a piece is coded on the host: its steps are unlike those of its sample")
+    device, width = work.olds[number].device, work.dtype.bits_dtype
+    old, new = (side[number].cpu().numpy().view(width) for side in (work.olds, work.news))
+    streams = kernels().encode_compact(
+        old, new, work.dtype, work.models.model(number), int(work.chunk_log2s[number]),
+        len(os.sched_getaffinity(0)), keep_changes,
+    )  # fmt: skip
+    if streams.changes is None:
+        return Coded(streams)
+    positions = to_device(streams.changes.positions.view(np.int32), device)
+    bits = to_device(streams.changes.bits.view(work.news[number].cpu().numpy().dtype), device)
+    return Coded(replace(streams, changes=None), DeviceChanges(positions, bits))

@@ -1,0 +1,100 @@
+"""How kernels reach many tensors with one launch.
+
+A *bucket* lists memory by address, so that a model of hundreds of tensors costs one launch per
+kernel and no synchronisation per tensor. Its work is cut into *spans* of equal length; a program
+takes one span and finds in two small tables which memory it belongs to and where it starts there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+from weightwire.errors import StopError
+
+TORCH_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+"""Torch's integer of each width: it does little with unsigned ones, kernels see them as unsigned."""
+
+TRITON_BITS = {1: tl.uint8, 2: tl.uint16, 4: tl.uint32}
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Memory of one element width on one device, and its spans."""
+
+    memories: tuple[torch.Tensor, ...]
+    """Flat and contiguous; held here so that no address outlives its memory."""
+    addresses: torch.Tensor
+    """int64, one per memory."""
+    sizes: torch.Tensor
+    """int64, in elements."""
+    span_memory: torch.Tensor
+    """int32, one per span: the memory it is in."""
+    span_number: torch.Tensor
+    """int32: how many spans of the same memory come before it."""
+
+    @property
+    def n_spans(self) -> int:
+        """How many programs cover everything."""
+        return len(self.span_memory)
+
+    @property
+    def device(self) -> torch.device:
+        """Where all of it is."""
+        return self.addresses.device
+
+
+def make_bucket(memories: Sequence[torch.Tensor], span: int) -> Bucket:
+    """Cut memories into spans of so many elements.
+
+    Raises:
+        StopError: memories of different widths or devices, or with gaps.
+    """
+    first = memories[0]
+    for memory in memories:
+        if memory.element_size() != first.element_size() or memory.device != first.device:
+            raise StopError("a bucket holds memory of one element width, on one device")
+        if memory.dim() != 1 or not memory.is_contiguous():
+            raise StopError("a bucket holds flat memory without gaps")
+    sizes = np.array([len(memory) for memory in memories], dtype=np.int64)
+    addresses = np.array([memory.data_ptr() for memory in memories], dtype=np.int64)
+    counts = -(-sizes // span)
+    numbers, within = spans_of(counts, first.device)
+    return Bucket(
+        tuple(memories),
+        to_device(addresses, first.device),
+        to_device(sizes, first.device),
+        numbers,
+        within,
+    )
+
+
+def spans_of(counts: Any, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """For owners with so many spans each: every span's owner, and its number within it."""
+    total = int(counts.sum())
+    on_device = to_device(counts.astype(np.int64), device)
+    owners = torch.arange(len(counts), device=device, dtype=torch.int32)
+    owner = torch.repeat_interleave(owners, on_device, output_size=total)
+    starts = on_device.cumsum(0) - on_device
+    number = torch.arange(total, device=device) - starts[owner.long()]
+    return owner, number.to(torch.int32)
+
+
+def to_device(array: Any, device: torch.device) -> torch.Tensor:
+    """A small table, sent without waiting for it to arrive."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+@triton.jit
+def memory_at(addresses, number, kind: tl.constexpr):
+    """The pointer behind an entry of an address table."""
+    return tl.load(addresses + number).to(tl.pointer_type(kind))

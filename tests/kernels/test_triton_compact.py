@@ -1,0 +1,205 @@
+"""The GPU's encoder gives the bytes of the reference, and its decoder reads them back."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from weightwire.codec.classes import build_model, choose_chunk_log2
+from weightwire.codec.piece import EncodedPiece, encode_piece
+from weightwire.errors import CorruptStream, StopError
+from weightwire.kernels.contract import Streams
+from weightwire.kernels.native import NativeKernels
+from weightwire.model import Bits, DType, dtype_named
+
+pytest.importorskip("triton", reason="triton is not installed: nothing to compare with")
+
+from weightwire.codec.device_pieces import decode_pieces, encode_pieces
+from weightwire.kernels.triton.collect import TILE_ELEMENTS
+from weightwire.kernels.triton.encode import Work, encode_compact_all
+from weightwire.kernels.triton.models import arrays_of
+
+if TYPE_CHECKING:
+    import torch
+
+NATIVE = NativeKernels()
+SIGNED = {1: np.uint8, 2: np.int16, 4: np.int32}
+DTYPES = ["BF16", "F16", "F32", "F8_E4M3", "F8_E5M2", "U8", "I16", "I32"]
+BUDGET = 1 << 26
+
+
+def weights(rng: np.random.Generator, n: int, dtype: DType) -> Bits:
+    """Bits like those of a layer's weights."""
+    floats = (rng.normal(size=n) * 0.02).astype(np.float32)
+    if dtype.name == "F16":
+        return floats.astype(np.float16).view(np.uint16)
+    if dtype.name in {"BF16", "F32"}:
+        return (floats.view(np.uint32) >> (32 - 8 * dtype.n_bytes)).astype(dtype.bits_dtype)
+    return rng.integers(0, 256, n).astype(dtype.bits_dtype)
+
+
+def changed(rng: np.random.Generator, old: Bits, density: float, wild: float = 0.0) -> Bits:
+    """Some elements a few steps away, and some anywhere."""
+    new = old.copy()
+    moved = rng.random(len(old)) < density
+    steps = rng.choice(
+        [1, -1, 2, -2, 3, -5, 77], size=len(old), p=[0.4, 0.4, 0.07, 0.07, 0.02, 0.02, 0.02]
+    )
+    new[moved] = (old[moved].astype(np.int64) + steps[moved]).astype(old.dtype)
+    anywhere = rng.random(len(old)) < wild
+    new[anywhere] = rng.integers(0, np.iinfo(old.dtype).max, anywhere.sum()).astype(old.dtype)
+    return new
+
+
+def on(device: torch.device, bits: Bits) -> torch.Tensor:
+    import torch
+
+    return torch.from_numpy(bits.copy().view(SIGNED[bits.itemsize])).to(device)
+
+
+def on_host(tensor: torch.Tensor, kind: Any) -> Any:
+    return tensor.cpu().numpy().view(kind)
+
+
+def pieces_of(rng: np.random.Generator, dtype: DType, scale: int) -> list[tuple[Bits, Bits]]:
+    """Empty, one element, unchanged, tails, all changed, chunk borders, steps no sample foretells."""
+    cases = [
+        (3000 * scale, 0.01, 0.0),
+        (1, 1.0, 0.0),
+        (0, 0.0, 0.0),
+        (1500, 0.0, 0.0),
+        (TILE_ELEMENTS + 476, 0.04, 0.01),
+        (130, 0.9, 0.0),
+        (4097 * scale, 0.012, 0.001),
+    ]
+    olds = [weights(rng, n, dtype) for n, _, _ in cases]
+    return [(old, changed(rng, old, d, w)) for old, (_, d, w) in zip(olds, cases, strict=True)]
+
+
+def assert_same(found: Streams, wanted: Streams) -> None:
+    assert found.directory.tolist() == wanted.directory.tolist()
+    assert found.payload.tobytes() == wanted.payload.tobytes()
+    assert found.n_changed == wanted.n_changed
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_bytes_and_changes_are_those_of_the_reference(name: str, device: torch.device) -> None:
+    dtype, rng = dtype_named(name), np.random.default_rng(7)
+    pairs = pieces_of(rng, dtype, 1 if device.type == "cpu" else 400)
+    olds, news = ([on(device, bits) for bits in side] for side in zip(*pairs, strict=True))
+    coded = encode_pieces(olds, news, dtype, budget_bytes=BUDGET, keep_changes=True)
+    for (old, new), piece in zip(pairs, coded, strict=True):
+        wanted = encode_piece(old, new, dtype, n_threads=1)
+        assert_same(piece.streams, wanted.streams)
+        assert piece.on_host().model == wanted.model
+        assert piece.chunk_log2 == wanted.chunk_log2
+        at = np.flatnonzero(old != new)
+        assert piece.changes is not None
+        assert on_host(piece.changes.positions, np.uint32).tolist() == at.tolist()
+        assert on_host(piece.changes.bits, old.dtype).tobytes() == new[at].tobytes()
+    for (old, new), changes in zip(pairs, decode_pieces(olds, coded, dtype), strict=True):
+        at = np.flatnonzero(old != new)
+        assert on_host(changes.positions, np.uint32).tolist() == at.tolist()
+        assert on_host(changes.bits, old.dtype).tobytes() == new[at].tobytes()
+
+
+def test_a_tile_with_more_changes_than_its_sample_foretold_is_looked_at_again(
+    device: torch.device,
+) -> None:
+    dtype, rng = dtype_named("BF16"), np.random.default_rng(3)
+    old = weights(rng, 3 * TILE_ELEMENTS, dtype)
+    new = old.copy()
+    new[TILE_ELEMENTS + 5 : TILE_ELEMENTS + 105] ^= 1
+    calm = changed(rng, old, 0.003)
+    pairs = [(old, calm), (old, new), (old, calm)]
+    surveys = [NATIVE.survey(a, b, dtype) for a, b in pairs]
+    models = [build_model(survey, dtype) for survey in surveys]
+    chunks = np.array([choose_chunk_log2(survey) for survey in surveys], dtype=np.int64)
+    olds, news = ([on(device, bits) for bits in side] for side in zip(*pairs, strict=True))
+    work = Work(olds, news, dtype, arrays_of(models), chunks, np.full(3, 16))
+    found = encode_compact_all(work, budget_bytes=BUDGET, keep_changes=True)
+    for (a, b), model, chunk, coded in zip(pairs, models, chunks.tolist(), found, strict=True):
+        assert_same(coded.streams, NATIVE.encode_compact(a, b, dtype, model, chunk, 1))
+        assert coded.changes is not None
+        assert (
+            on_host(coded.changes.positions, np.uint32).tolist() == np.flatnonzero(a != b).tolist()
+        )
+
+
+def test_chunks_with_more_exceptions_than_there_is_room_for_are_coded_on_the_host(
+    device: torch.device,
+) -> None:
+    dtype, rng = dtype_named("BF16"), np.random.default_rng(4)
+    old = weights(rng, 8 * TILE_ELEMENTS, dtype)
+    new = changed(rng, old, 0.0, wild=0.02)
+    # A model of single steps: every change is an exception.
+    calm = changed(rng, old, 0.0)
+    calm[:50] ^= 1
+    survey = NATIVE.survey(old, calm, dtype)
+    model, chunk = build_model(survey, dtype), 16
+    work = Work([on(device, old)], [on(device, new)], dtype, arrays_of([model]),
+                np.array([chunk]), np.array([64]))  # fmt: skip
+    (found,) = encode_compact_all(work, budget_bytes=BUDGET, keep_changes=True)
+    assert_same(found.streams, NATIVE.encode_compact(old, new, dtype, model, chunk, 1))
+    assert found.changes is not None
+    at = np.flatnonzero(old != new)
+    assert on_host(found.changes.positions, np.uint32).tolist() == at.tolist()
+    assert on_host(found.changes.bits, np.uint16).tobytes() == new[at].tobytes()
+
+
+@pytest.fixture(scope="module")
+def piece() -> tuple[Bits, Bits, EncodedPiece]:
+    dtype, rng = dtype_named("BF16"), np.random.default_rng(5)
+    old = weights(rng, 5000, dtype)
+    new = changed(rng, old, 0.01, wild=0.0006)
+    return old, new, encode_piece(old, new, dtype, n_threads=1)
+
+
+@pytest.mark.parametrize("place", [0.0, 0.1, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("bit", [0, 31])
+def test_a_flipped_bit_is_refused_or_decodes_as_on_the_cpu(
+    place: float, bit: int, piece: tuple[Bits, Bits, EncodedPiece], device: torch.device
+) -> None:
+    old, _, coded = piece
+    dtype = dtype_named("BF16")
+    words = coded.streams.payload.copy().view("<u4")
+    words[int(place * len(words))] ^= np.uint32(1 << bit)
+    assert_like_the_cpu(old, with_streams(coded, payload=words.view(np.uint8)), dtype, device)
+
+
+@pytest.mark.parametrize("head", [1 << 23, 0xFF << 24, 1 << 22, (1 << 21) - 1, 1 << 21, 0, 1])
+def test_a_false_head_is_refused_or_decodes_as_on_the_cpu(
+    head: int, piece: tuple[Bits, Bits, EncodedPiece], device: torch.device
+) -> None:
+    old, _, coded = piece
+    directory = coded.streams.directory.copy()
+    directory[0, 0] ^= np.uint32(head)
+    assert_like_the_cpu(old, with_streams(coded, directory=directory), dtype_named("BF16"), device)
+
+
+def with_streams(coded: EncodedPiece, **parts: Any) -> EncodedPiece:
+    return dataclasses.replace(coded, streams=dataclasses.replace(coded.streams, **parts))
+
+
+def assert_like_the_cpu(old: Bits, coded: EncodedPiece, dtype: DType, device: torch.device) -> None:
+    try:
+        wanted = NATIVE.decode_compact(old, dtype, coded.model, coded.chunk_log2, coded.streams, 1)
+        if len(wanted) != coded.streams.n_changed:
+            raise CorruptStream("another number of changes")
+    except CorruptStream:
+        with pytest.raises(CorruptStream):
+            decode_pieces([on(device, old)], [coded], dtype)
+        return
+    (found,) = decode_pieces([on(device, old)], [coded], dtype)
+    assert on_host(found.positions, np.uint32).tolist() == wanted.positions.tolist()
+    assert on_host(found.bits, np.uint16).tobytes() == wanted.bits.tobytes()
+
+
+def test_a_piece_of_the_plain_codec_is_refused(device: torch.device) -> None:
+    old = np.arange(10, dtype=np.uint16)
+    plain = encode_piece(old, old + np.uint16(1), dtype_named("BF16"), "plain", n_threads=1)
+    with pytest.raises(StopError, match="compact"):
+        decode_pieces([on(device, old)], [plain], dtype_named("BF16"))
