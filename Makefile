@@ -9,16 +9,18 @@ INTEGRATIONS := $(VENV)/.integrations
 LIGHT_TESTS := $(BIN)/pytest -q -n auto --dist worksteal --ignore=tests/integrations
 # One after another: each engine wants the machine for itself. Cut off from the network: some of
 # what they start listens on every interface.
-INTEGRATION_TESTS := $(BIN)/python tests/loopback_only.py $(BIN)/pytest -q --durations 10
-# What `make check` runs of them; vLLM servers, Ray clusters and FSDP2 meshes take a quarter of an
-# hour more, with `make test` or `make test-integrations`.
-QUICK_INTEGRATIONS := $(addprefix tests/integrations/,hf sglang torch_module)
+INTEGRATION_TESTS := $(BIN)/python tests/loopback_only.py $(BIN)/pytest -q --durations 10 \
+  tests/integrations
+# What `make check` leaves to `make test`; pytest says how many those are.
+NOT_LONG := -m 'not long'
+# Bytecode is made when it is needed: most of what these packages hold never is.
+PIP_INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile
 
 .PHONY: help check test test-light test-integrations demo bench sanitize clean
 
 help:
-	@echo "make check     lint, types, the tests and the quick integrations: what CI runs"
-	@echo "make test      all tests, half an hour; test-light, test-integrations: a part of them"
+	@echo "make check     lint, types and all tests but the longest: what CI runs"
+	@echo "make test      all tests; test-light, test-integrations: a part of them"
 	@echo "make demo      a real RL run: one trainer, two rollout workers, every version proven"
 	@echo "make bench     sizes and speeds on this machine; ARGS='--quick' for a short one"
 	@echo "make sanitize  the hostile inputs again, under address and undefined-behaviour sanitizers"
@@ -28,18 +30,18 @@ check: $(INTEGRATIONS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(LIGHT_TESTS)
-	$(INTEGRATION_TESTS) $(QUICK_INTEGRATIONS)
+	$(LIGHT_TESTS) $(NOT_LONG)
+	$(INTEGRATION_TESTS) $(NOT_LONG)
 
 test: $(INTEGRATIONS)
 	$(LIGHT_TESTS)
-	$(INTEGRATION_TESTS) tests/integrations
+	$(INTEGRATION_TESTS)
 
 test-light: $(INSTALLED)
 	$(LIGHT_TESTS)
 
 test-integrations: $(INTEGRATIONS)
-	$(INTEGRATION_TESTS) tests/integrations
+	$(INTEGRATION_TESTS)
 
 demo: $(INSTALLED)
 	$(BIN)/weightwire demo $(ARGS)
@@ -59,13 +61,13 @@ $(INSTALLED): pyproject.toml CMakeLists.txt $(wildcard native/*.h native/*.cpp)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 	  || { echo "Weightwire needs Python 3.10 or newer: make PYTHON=/path/to/python3"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -e '.[dev]'
+	$(PIP_INSTALL) -e '.[dev]'
 	touch $@
 
 # Real trainers and engines, into the same environment. vLLM names three packages it only needs for
 # pictures and sound; their builds for the CPU do not fit its torch, and are taken out again.
 $(INTEGRATIONS): $(wildcard requirements/*.txt) $(INSTALLED)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -r requirements/integrations.txt
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-deps -r requirements/verl.txt
+	$(PIP_INSTALL) -r requirements/integrations.txt
+	$(PIP_INSTALL) --no-deps -r requirements/verl.txt
 	$(BIN)/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	touch $@

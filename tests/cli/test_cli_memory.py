@@ -21,7 +21,13 @@ def peaks(folder: Path, commands: str, n_megabytes: int) -> dict[str, int]:
     return {run["command"]: run["n_peak_bytes"] for run in json.loads(done.stdout)}
 
 
-@pytest.mark.parametrize(("commands", "n_megabytes"), [("files", 256), ("run", 400)])
+@pytest.mark.parametrize(
+    ("commands", "n_megabytes"),
+    [
+        pytest.param("files", 256, marks=pytest.mark.long),
+        pytest.param("run", 400, marks=pytest.mark.long),
+    ],
+)
 def test_several_times_the_model_takes_about_the_same_memory(
     tmp_path: Path, commands: str, n_megabytes: int
 ) -> None:

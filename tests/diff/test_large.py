@@ -15,6 +15,7 @@ N = (1 << 31) + 10
 PLACE = N - 3
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.disk_usage("/tmp").free < 1 << 30, reason="under 1 GiB of free disk")
 def test_change_past_the_2_to_the_31st_element_is_found_and_written(tmp_path: Path) -> None:
     """Both files are all hole but for one page."""

@@ -51,7 +51,9 @@ def assert_digests(device: torch.device, memories: list[Bits], firsts: list[int]
 
 
 @every_width
-def test_one_launch_digests_many_memories_as_the_reference_does(n_bytes: int, device: torch.device) -> None:
+def test_one_launch_digests_many_memories_as_the_reference_does(
+    n_bytes: int, device: torch.device
+) -> None:
     sizes = (0, 1, 300, 256, 513)
     memories = [noise(n, n_bytes, seed) for seed, n in enumerate(sizes)]
     assert_digests(device, memories, list(FIRST_INDICES))
@@ -71,7 +73,9 @@ def test_no_border_between_steps_is_lost_or_counted_twice(device: torch.device) 
 
 
 @pytest.mark.parametrize("offset", [1, 2, 4])
-def test_memory_that_starts_between_vectors_is_digested_too(offset: int, device: torch.device) -> None:
+def test_memory_that_starts_between_vectors_is_digested_too(
+    offset: int, device: torch.device
+) -> None:
     bits = noise(700, 2)
     memory = on(device, bits)[offset:]
     assert lanes_of(digest_all([memory], [512])) == [REFERENCE.digest(bits[offset:], 512, 1)]
@@ -101,7 +105,9 @@ def test_elements_outside_a_memory_do_not_count(device: torch.device) -> None:
 
 @every_width
 @pytest.mark.parametrize("wide", [False, True])
-def test_single_elements_add_up_as_in_the_reference(n_bytes: int, wide: bool, device: torch.device) -> None:
+def test_single_elements_add_up_as_in_the_reference(
+    n_bytes: int, wide: bool, device: torch.device
+) -> None:
     changes, given = [], []
     for seed, n in enumerate((0, 1, 40, 2500)):
         at = np.sort(np.random.default_rng(seed).choice(1 << 20, n, replace=False))

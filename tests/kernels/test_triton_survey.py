@@ -113,7 +113,9 @@ def test_steps_at_the_border_of_every_token_agree(dtype: DType, device: torch.de
         (5_000_003, U8),
     ],
 )
-def test_long_pieces_are_sampled_at_the_same_places(n: int, dtype: DType, device: torch.device) -> None:
+def test_long_pieces_are_sampled_at_the_same_places(
+    n: int, dtype: DType, device: torch.device
+) -> None:
     random = np.random.default_rng(n)
     old = weights(random, n, dtype)
     assert_parity(device, [(old, altered(random, old, 0.03, dtype))], dtype)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from weightwire.kernels.triton.changes import DeviceChanges
+    from weightwire.kernels.triton.models import ModelArrays
     from weightwire.kernels.triton.survey import SurveyBatch
 
 
@@ -62,7 +63,6 @@ def encode_pieces(
 ) -> list[DevicePiece]:
     """Code what changes in pieces of one element type; at most ``budget_bytes`` are allocated."""
     from weightwire.kernels.triton.encode import Work, encode_compact_all, rooms_for
-    from weightwire.kernels.triton.models import ModelArrays
     from weightwire.kernels.triton.survey import survey_all
 
     if not olds:
@@ -72,13 +72,9 @@ def encode_pieces(
     models = build_models(
         survey.base_key.numpy(), by_class, changed, dtype, thread_count(n_threads)
     )
-    arrays = ModelArrays(
-        models.base_keys, models.log2_weights, models.expected, models.n_tokens,
-        _tokens(models), models.frequencies,
-    )  # fmt: skip
     rooms = rooms_for(_listed_rates(survey, models))
     chunk_log2s = models.chunk_log2.astype(np.int64)
-    work = Work(olds, news, dtype, arrays, chunk_log2s, rooms)
+    work = Work(olds, news, dtype, _batch_arrays(models), chunk_log2s, rooms)
     coded = encode_compact_all(work, budget_bytes=budget_bytes, keep_changes=keep_changes)
     return [
         DevicePiece(len(old), each.streams, models, number, each.changes)
@@ -95,20 +91,47 @@ def decode_pieces(
         CorruptStream: streams that no encoder writes.
         StopError: a piece of the plain codec, or without all of its old bits.
     """
-    from weightwire.kernels.triton.decode import CodedPiece, decode_compact_all
+    from weightwire.kernels.triton.decode import Work, decode_compact_all
 
-    work = []
-    for old, piece in zip(olds, pieces, strict=True):
-        if piece.model is None or len(old) != piece.n_elements:
-            raise StopError("a compact piece is decoded against its old bits, all of them")
-        work.append(CodedPiece(old, piece.model, piece.chunk_log2, piece.streams))
-    found = decode_compact_all(work, dtype)
+    if not olds:
+        return []
+    if any(piece.n_elements != len(old) for old, piece in zip(olds, pieces, strict=True)):
+        raise StopError("a compact piece is decoded against its old bits, all of them")
+    streams = [piece.streams for piece in pieces]
+    chunk_log2s = np.array([piece.chunk_log2 for piece in pieces], dtype=np.int64)
+    found = decode_compact_all(Work(olds, streams, _arrays(pieces), chunk_log2s, dtype))
     for changes, piece in zip(found, pieces, strict=True):
-        if len(changes) != piece.streams.n_changed:
+        if changes.n_changed != piece.streams.n_changed:
             raise CorruptStream(
-                f"{len(changes)} changes decoded where {piece.streams.n_changed} were announced"
+                f"{changes.n_changed} changes decoded where"
+                f" {piece.streams.n_changed} were announced"
             )
     return found
+
+
+def _arrays(pieces: Sequence[EncodedPiece | DevicePiece]) -> ModelArrays:
+    """All models in one; those of pieces that were coded together are so already."""
+    from weightwire.kernels.triton.models import arrays_of
+
+    first = pieces[0]
+    if isinstance(first, DevicePiece) and all(
+        isinstance(piece, DevicePiece) and piece.models is first.models for piece in pieces
+    ):
+        numbers = np.array([piece.number for piece in pieces], dtype=np.intp)  # type: ignore[union-attr]
+        return _batch_arrays(first.models).some(numbers)
+    models = [piece.model for piece in pieces]
+    if any(model is None for model in models):
+        raise StopError("a piece of the plain codec; only compact ones are decoded here")
+    return arrays_of([model for model in models if model is not None])
+
+
+def _batch_arrays(models: ModelBatch) -> ModelArrays:
+    from weightwire.kernels.triton.models import ModelArrays
+
+    return ModelArrays(
+        models.base_keys, models.log2_weights, models.expected, models.n_tokens,
+        _tokens(models), models.frequencies,
+    )  # fmt: skip
 
 
 def _tokens(models: ModelBatch) -> npt.NDArray[np.uint8]:

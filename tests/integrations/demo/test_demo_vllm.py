@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
+
+@pytest.mark.long
 def test_every_version_is_proven_in_the_live_memory_of_a_vllm_server(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "weightwire", "demo", "--engine", "vllm", "--json"]
     command += ["--steps", "3", "--workers", "1", "--warm-up", "8", "--staleness", "1"]

@@ -25,6 +25,8 @@ from weightwire.store.retry import RetryPolicy
 from weightwire.trainers.trl import WeightwireTransfer
 from weightwire.trust.keys import SigningKey
 
+pytestmark = pytest.mark.long
+
 ON_CPU = {
     "use_cpu": True,
     "bf16": False,

@@ -74,6 +74,7 @@ def test_the_example_of_the_page_runs(
     assert f"{len(one_rank.trained.versions[0])} tensors proven" in said
 
 
+@pytest.mark.long
 def test_an_engine_in_this_process_follows_too(one_rank: World) -> None:
     store, run = one_rank.new_run()
     for _ in range(one_rank.trained.fresh + 1):

@@ -9,10 +9,14 @@ import torch
 
 @dataclass(frozen=True)
 class DeviceChanges:
-    """What differs in one piece: positions, ascending, as uint32 in an int32, and the new bits."""
+    """What is written to one piece: positions, ascending, as uint32 in an int32, and the new bits.
+
+    A decoder lists an element that was expected to change and did not as well, twice, with the bits
+    it has: writing it does nothing, and costs less than leaving it out.
+    """
 
     positions: torch.Tensor
     bits: torch.Tensor
 
-    def __len__(self) -> int:
-        return len(self.positions)
+    n_changed: int
+    """How many of them are changes."""

@@ -1,7 +1,8 @@
-"""The one pass over both states: what changed, and where it stands in weight space.
+"""The one pass over both states: which elements are coded, and where they stand in weight space.
 
-Every tile writes down its *listed* elements, those that changed or were expected to, as two words
-each, and its sums. Nothing after this pass touches an element that is not listed.
+Every tile writes down its *listed* elements, those that changed or were expected to, and its sums.
+Nothing after this pass touches an element that is not listed. It is bound by memory only as long as
+it does next to nothing per element: no step, no class, no symbol is worked out here.
 """
 
 from __future__ import annotations
@@ -12,24 +13,23 @@ import torch
 import triton
 import triton.language as tl
 
-from weightwire.kernels.triton.elements import (
-    LISTED_SHIFT,
-    TILE,
-    WEIGHT_MASK,
-    bit_of,
-    class_of,
-    log2_weight_of,
-    step_between,
-)
-from weightwire.kernels.triton.launch import TRITON_BITS, Bucket, memory_at
+from weightwire.kernels.triton.elements import EXPECTED_SHIFT, WEIGHT_MASK, told_by_key
+from weightwire.kernels.triton.launch import TRITON_BITS, Bucket, alignment_of, memory_at
 from weightwire.kernels.triton.models import DeviceModels
 from weightwire.model import DType
 
+TILE = tl.constexpr(1024)
+"""Elements that are looked at together; every chunk is a whole number of tiles."""
+
 TILE_ELEMENTS: int = TILE.value
 
-PLACE_BITS = tl.constexpr(10)
+LISTED_SHIFT = tl.constexpr(20)
+"""A running sum holds weights below this bit, at most 2^18 in a tile, and counts above it."""
+SUM_MASK = tl.constexpr((1 << 20) - 1)
+
 PLACE_MASK = tl.constexpr(1023)
-START_SHIFT = tl.constexpr(14)
+HIGH_SHIFT = tl.constexpr(10)
+"""A place shares its sixteen bits with the two highest of a start's eighteen."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,12 @@ class Tiles:
     room: int
     """Listed elements that a tile has room for; tiles that need more are marked by their count."""
     places: torch.Tensor
-    """int32 [tile, room]: place in the tile, class, and start in the tile's weight space."""
-    steps: torch.Tensor
-    """int32 [tile, room]: steps from old to new; 0 for one that was expected to change and did not."""
+    """int16 [tile, room]: place in the tile, and the high bits of its start."""
+    starts: torch.Tensor
+    """int16 [tile, room]: where it starts in the tile's weight space, the low bits."""
     weights: torch.Tensor
     """int32: the sum of the weights of all its elements."""
     n_listed: torch.Tensor
-    n_changed: torch.Tensor
 
 
 def collect(
@@ -58,69 +57,88 @@ def collect(
     room: int,
 ) -> Tiles:
     """Look at every element once. Buckets are cut into spans of one tile."""
-    tiles = _room_for(n_tiles, room, old.device)
+    halves = {"dtype": torch.int16, "device": old.device}
+    words = {"dtype": torch.int32, "device": old.device}
+    tiles = Tiles(
+        room,
+        torch.empty((n_tiles, room), **halves),
+        torch.empty((n_tiles, room), **halves),
+        torch.empty(n_tiles, **words),
+        torch.empty(n_tiles, **words),
+    )
     _collect_kernel[(old.n_spans,)](
         old.addresses, new.addresses, old.sizes, old.span_memory, old.span_number, first_tile,
-        models.base_keys, models.nibbles, models.expected,
-        tiles.places, tiles.steps, tiles.weights, tiles.n_listed, tiles.n_changed,
-        KIND=TRITON_BITS[dtype.n_bytes], WIDTH=8 * dtype.n_bytes, SHIFT=dtype.key_shift,
-        MASK=dtype.key_mask, ORDERED=dtype.ordered, HAS_EXPECTED=models.has_expected, ROOM=room,
-        num_warps=1 if dtype.n_bytes < 4 else 2,
+        models.elements, tiles.places, tiles.starts, tiles.weights, tiles.n_listed, room,
+        KIND=TRITON_BITS[dtype.n_bytes], SHIFT=dtype.key_shift, MASK=dtype.key_mask,
+        N_KEYS=models.n_keys, HAS_EXPECTED=models.has_expected,
+        ALIGNMENT=alignment_of(old.memories, new.memories),
+        num_warps=4,
     )  # fmt: skip
     return tiles
 
 
-def _room_for(n_tiles: int, room: int, device: torch.device) -> Tiles:
-    def words(*shape: int) -> torch.Tensor:
-        return torch.empty(shape, dtype=torch.int32, device=device)
-
-    return Tiles(
-        room,
-        words(n_tiles, room),
-        words(n_tiles, room),
-        words(n_tiles),
-        words(n_tiles),
-        words(n_tiles),
-    )
+@triton.jit
+def _list_tile(
+    old, new, is_there, table, places, starts, weights, n_listed, tile, room,
+    SHIFT: tl.constexpr, MASK: tl.constexpr, HAS_EXPECTED: tl.constexpr, IS_WHOLE: tl.constexpr,
+):  # fmt: skip
+    """A listed element's rank and start are sums over the elements before it in the tile."""
+    told = told_by_key(old.to(tl.uint32), table, SHIFT, MASK)
+    weight = told & WEIGHT_MASK
+    listed = (old != new).to(tl.int32)
+    if HAS_EXPECTED:
+        listed |= (told >> EXPECTED_SHIFT) & 1
+    if not IS_WHOLE:
+        weight = tl.where(is_there, weight, 0)
+        listed = tl.where(is_there, listed, 0)
+    running = tl.cumsum(weight + (listed << LISTED_SHIFT), 0)
+    total = tl.max(running, 0)
+    rank = (running >> LISTED_SHIFT) - 1
+    start = (running & SUM_MASK) - weight
+    has_room = (listed != 0) & (rank < room)
+    at = tile * room + rank
+    packed = tl.arange(0, TILE) | ((start >> 16) << HIGH_SHIFT)
+    # Said to lie together, which they do not: to store them the compiler would bring all values into
+    # another order first, at several times the cost of everything else here. Each has a mask of its
+    # own, so each is stored by itself all the same.
+    place_at = tl.max_contiguous(tl.multiple_of(places + at, 16), 8)
+    start_at = tl.max_contiguous(tl.multiple_of(starts + at, 16), 8)
+    tl.store(place_at, packed.to(tl.int16), mask=has_room)
+    tl.store(start_at, start.to(tl.uint16).to(tl.int16, bitcast=True), mask=has_room)
+    tl.store(weights + tile, total & SUM_MASK)
+    tl.store(n_listed + tile, total >> LISTED_SHIFT)
 
 
 @triton.jit
 def _collect_kernel(
     olds, news, sizes, span_memory, span_number, first_tile,
-    base_keys, nibbles, expected_masks,
-    places, steps, weights, n_listed, n_changed,
-    KIND: tl.constexpr, WIDTH: tl.constexpr, SHIFT: tl.constexpr, MASK: tl.constexpr,
-    ORDERED: tl.constexpr, HAS_EXPECTED: tl.constexpr, ROOM: tl.constexpr,
+    elements, places, starts, weights, n_listed, room,
+    KIND: tl.constexpr, SHIFT: tl.constexpr, MASK: tl.constexpr,
+    N_KEYS: tl.constexpr, HAS_EXPECTED: tl.constexpr, ALIGNMENT: tl.constexpr,
 ):  # fmt: skip
-    """One tile. A listed element's rank and start are sums over the elements before it in the tile."""
+    """One tile; whole ones are read without masks, in the widest loads there are."""
     span = tl.program_id(0)
     piece = tl.load(span_memory + span)
     number = tl.load(span_number + span)
     tile = (tl.load(first_tile + piece) + number).to(tl.int64)
+    table = elements + piece * N_KEYS
+    begin = number.to(tl.int64) * TILE
+    # Said of the sums, since the compiler does not follow alignment through a cast of an address.
+    old_at = tl.multiple_of(memory_at(olds, piece, KIND) + begin, ALIGNMENT)
+    new_at = tl.multiple_of(memory_at(news, piece, KIND) + begin, ALIGNMENT)
     place = tl.arange(0, TILE)
-    at = number.to(tl.int64) * TILE + place
-    is_there = at < tl.load(sizes + piece)
-    old = tl.load(memory_at(olds, piece, KIND) + at, mask=is_there, other=0).to(tl.uint32)
-    new = tl.load(memory_at(news, piece, KIND) + at, mask=is_there, other=0).to(tl.uint32)
-    classes = class_of(old, tl.load(base_keys + piece), SHIFT, MASK)
-    weight = tl.where(is_there, 1 << log2_weight_of(classes, tl.load(nibbles + piece)), 0)
-    changed = old != new
-    listed = changed
-    if HAS_EXPECTED:
-        is_expected = bit_of(tl.load(expected_masks + piece), classes) != 0
-        listed = changed | (is_expected & is_there)
-    running = tl.cumsum(weight + (listed.to(tl.int32) << LISTED_SHIFT), 0)
-    total = tl.max(running, 0)
-    start = (running & WEIGHT_MASK) - weight
-    rank = (running >> LISTED_SHIFT) - 1
-    has_room = listed & (rank < ROOM)
-    packed = place | (classes << PLACE_BITS) | (start << (START_SHIFT))
-    tl.store(places + tile * ROOM + rank, packed, mask=has_room)
-    step = step_between(old, new, WIDTH, ORDERED)
-    tl.store(steps + tile * ROOM + rank, step, mask=has_room)
-    tl.store(weights + tile, total & WEIGHT_MASK)
-    tl.store(n_listed + tile, total >> LISTED_SHIFT)
-    if HAS_EXPECTED:
-        tl.store(n_changed + tile, tl.sum(changed.to(tl.int32), 0))
+    left = tl.load(sizes + piece) - begin
+    if left >= TILE:
+        old, new = tl.load(old_at + place), tl.load(new_at + place)
+        _list_tile(
+            old, new, place < TILE, table, places, starts, weights, n_listed, tile, room,
+            SHIFT, MASK, HAS_EXPECTED, True,
+        )  # fmt: skip
     else:
-        tl.store(n_changed + tile, total >> LISTED_SHIFT)
+        is_there = place < left
+        old = tl.load(old_at + place, mask=is_there, other=0)
+        new = tl.load(new_at + place, mask=is_there, other=0)
+        _list_tile(
+            old, new, is_there, table, places, starts, weights, n_listed, tile, room,
+            SHIFT, MASK, HAS_EXPECTED, False,
+        )  # fmt: skip

@@ -16,33 +16,45 @@ import numpy.typing as npt
 import torch
 
 from weightwire.errors import CorruptStream
-from weightwire.kernels.contract import DENSE, ClassModel, Streams
+from weightwire.kernels.contract import DENSE, Streams
 from weightwire.kernels.gaps import HEADROOM_LOG2, MAX_RATE
 from weightwire.kernels.reference import EVENT_MASK, EXCEPTIONS
 from weightwire.kernels.triton.changes import DeviceChanges
-from weightwire.kernels.triton.dense import list_dense
-from weightwire.kernels.triton.launch import Bucket, make_bucket, to_device
-from weightwire.kernels.triton.models import DeviceModels, arrays_of, upload
-from weightwire.kernels.triton.pop import CodedChunks, gap_slots, pop_gaps, pop_steps
+from weightwire.kernels.triton.dense import count_dense, list_dense
+from weightwire.kernels.triton.launch import Bucket, make_bucket, to_device, to_host
+from weightwire.kernels.triton.models import DeviceModels, ModelArrays, upload
+from weightwire.kernels.triton.pop import (
+    TROUBLES,
+    CodedChunks,
+    count_expected,
+    pop_gaps,
+    pop_steps,
+    room_for_expected,
+)
 from weightwire.model import DType
 
-_TROUBLES = (
-    "",
-    "a position lies past the end of its chunk",
-    "stream does not end where it must",
-    "an exception is out of order or out of range",
-)
 _RESERVED = 1 << 23
 
 
 @dataclass(frozen=True)
-class CodedPiece:
-    """A piece as a file holds it, and the old bits it is decoded against."""
+class Work:
+    """Coded pieces of one element type, and the old bits they are decoded against."""
 
-    old: torch.Tensor
-    model: ClassModel
-    chunk_log2: int
-    streams: Streams
+    olds: Sequence[torch.Tensor]
+    streams: Sequence[Streams]
+    models: ModelArrays
+    chunk_log2s: npt.NDArray[np.int64]
+    dtype: DType
+
+    def some(self, numbers: npt.NDArray[np.intp]) -> Work:
+        """A few of the pieces."""
+        return Work(
+            [self.olds[n] for n in numbers],
+            [self.streams[n] for n in numbers],
+            self.models.some(numbers),
+            self.chunk_log2s[numbers],
+            self.dtype,
+        )
 
 
 @dataclass(frozen=True)
@@ -69,108 +81,112 @@ class _Directory:
         )  # fmt: skip
 
 
-def decode_compact_all(pieces: Sequence[CodedPiece], dtype: DType) -> list[DeviceChanges]:
+def decode_compact_all(work: Work) -> list[DeviceChanges]:
     """The changes every piece stands for.
 
     Raises:
         CorruptStream: streams that no encoder writes.
     """
-    done: list[DeviceChanges | None] = [None] * len(pieces)
-    for is_expecting in (False, True):
-        # Where classes are expected to change, changes must be counted before they can be listed.
-        numbers = [n for n, p in enumerate(pieces) if any(p.model.expected) == is_expecting]
-        if numbers:
-            found = _Decoder([pieces[n] for n in numbers], dtype).decode()
-            for number, changes in zip(numbers, found, strict=True):
-                done[number] = changes
-    return [changes for changes in done if changes is not None]
+    done: dict[int, DeviceChanges] = {}
+    is_expecting = work.models.expected.any(axis=1)
+    for numbers in (np.flatnonzero(~is_expecting), np.flatnonzero(is_expecting)):
+        # Where classes are expected to change, those elements must be counted beforehand.
+        if len(numbers):
+            found = _Decoder(work.some(numbers)).decode()
+            done.update(zip(numbers.tolist(), found, strict=True))
+    return [done[number] for number in range(len(work.olds))]
 
 
 class _Decoder:
     """Some pieces on their way back to changes."""
 
-    def __init__(self, pieces: Sequence[CodedPiece], dtype: DType) -> None:
-        self._dtype, self._pieces = dtype, pieces
-        self._directory = _directory(pieces)
-        _check_heads(self._directory, pieces, dtype)
-        device = pieces[0].old.device
-        payload = np.concatenate([_words(piece.streams) for piece in pieces])
-        _check_padding(self._directory, payload, dtype)
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._directory = _directory(work)
+        _check_heads(self._directory, work)
+        payload = np.concatenate([*map(_words, work.streams), np.zeros(1, dtype=np.uint32)])
+        _check_padding(self._directory, payload, work.dtype)
+        device = work.olds[0].device
         # Never empty: a kernel may look at the first word of nothing.
-        self._payload = to_device(np.append(payload, 0).astype(np.uint32).view(np.int32), device)
-        self._old: Bucket = make_bucket([piece.old for piece in pieces], 1 << 20)
-        self._models: DeviceModels = upload(arrays_of([piece.model for piece in pieces]), device)
-        self._slots = gap_slots(device)
+        self._payload = to_device(payload.view(np.int32), device)
+        self._old: Bucket = make_bucket(work.olds, 1 << 20)
+        self._models: DeviceModels = upload(work.models, work.dtype, device)
 
     def decode(self) -> list[DeviceChanges]:
-        """Count where it must be counted, then list."""
-        head, n_words = self._directory.head, self._directory.n_words
-        is_dense = (n_words > 0) & ((head & DENSE) != 0)
-        is_coded = (n_words > 0) & ~is_dense
-        device = self._payload.device
-        coded, dense = (self._directory.at(chosen, device) for chosen in (is_coded, is_dense))
-        counts = np.where(is_coded, head & EVENT_MASK, 0)
-        if self._models.has_expected:
-            counts[is_coded] = self._list_coded(coded, None).cpu().numpy()
-        counts[is_dense] = self._list_dense(dense, None).cpu().numpy()
-        return self._listed(counts, (coded, is_coded), (dense, is_dense))
+        """Count what only the old bits can tell, then list."""
+        found, dtype, device = self._directory, self._work.dtype, self._payload.device
+        is_dense = (found.n_words > 0) & ((found.head & DENSE) != 0)
+        is_coded = (found.n_words > 0) & ~is_dense
+        coded, dense = found.at(is_coded, device), found.at(is_dense, device)
+        counts = np.where(is_coded, found.head & EVENT_MASK, 0)
+        n_expected = self._count_expected(coded)
+        counts[is_coded] += n_expected
+        if len(dense):
+            counts[is_dense] = to_host(count_dense(self._old, dense, self._payload, dtype))
+        firsts = np.cumsum(counts) - counts
+        positions, bits = self._room(int(counts.sum()))
+        n_changed = counts.copy()
+        if len(dense):
+            first = to_device(firsts[is_dense], device)
+            list_dense(self._old, dense, self._payload, dtype, first, positions, bits)
+        if len(coded):
+            first = to_device(firsts[is_coded], device)
+            n_changed[is_coded] = self._list_coded(coded, n_expected, first, positions, bits)
+        return self._split(counts, n_changed, positions, bits)
 
-    def _listed(
-        self,
-        counts: npt.NDArray[np.int64],
-        coded: tuple[CodedChunks, npt.NDArray[np.bool_]],
-        dense: tuple[CodedChunks, npt.NDArray[np.bool_]],
-    ) -> list[DeviceChanges]:
-        ends = np.cumsum(counts)
-        n_changed = int(ends[-1]) if len(ends) else 0
+    def _room(self, n: int) -> tuple[torch.Tensor, torch.Tensor]:
         device = self._payload.device
-        out = DeviceChanges(
-            torch.empty(n_changed, dtype=torch.int32, device=device),
-            torch.empty(n_changed, dtype=self._pieces[0].old.dtype, device=device),
+        return (
+            torch.empty(n, dtype=torch.int32, device=device),
+            torch.empty(n, dtype=self._work.olds[0].dtype, device=device),
         )
-        firsts = ends - counts
-        self._list_dense(dense[0], (to_device(firsts[dense[1]], device), out))
-        self._list_coded(coded[0], (to_device(firsts[coded[1]], device), out))
-        by_piece = np.bincount(self._directory.piece, weights=counts, minlength=len(self._pieces))
-        borders = np.concatenate([[0], np.cumsum(by_piece)]).astype(np.int64).tolist()
-        return [
-            DeviceChanges(out.positions[first:last], out.bits[first:last])
-            for first, last in pairwise(borders)
-        ]
 
-    def _list_dense(
-        self, chunks: CodedChunks, out: tuple[torch.Tensor, DeviceChanges] | None
-    ) -> torch.Tensor:
-        first, positions, bits = self._rooms(chunks, out)
-        return list_dense(
-            self._old, chunks, self._payload, self._dtype, first, positions, bits,
-            is_only_counted=out is None,
-        )  # fmt: skip
+    def _count_expected(self, chunks: CodedChunks) -> npt.NDArray[np.int32]:
+        if not self._models.has_expected or not len(chunks):
+            return np.zeros(len(chunks), dtype=np.int32)
+        counts: npt.NDArray[np.int32] = to_host(
+            count_expected(self._old, chunks, self._models, self._work.dtype)
+        )
+        return counts
 
     def _list_coded(
-        self, chunks: CodedChunks, out: tuple[torch.Tensor, DeviceChanges] | None
-    ) -> torch.Tensor:
-        first, positions, bits = self._rooms(chunks, out)
-        if not len(chunks):
-            return torch.empty(0, dtype=torch.int32, device=self._payload.device)
+        self,
+        chunks: CodedChunks,
+        n_expected: npt.NDArray[np.int32],
+        first: torch.Tensor,
+        positions: torch.Tensor,
+        bits: torch.Tensor,
+    ) -> npt.NDArray[np.int32]:
+        dtype, models, payload = self._work.dtype, self._models, self._payload
+        counts = to_device(n_expected, payload.device)
+        expected = room_for_expected(counts, int(n_expected.sum()), bits)
         popped = pop_gaps(
-            self._old, chunks, self._payload, self._models, self._dtype, self._slots,
-            first, positions, bits, is_only_counted=out is None,
-        )  # fmt: skip
-        if out is not None:
-            pop_steps(chunks, popped, self._payload, self._models, self._dtype, first, bits)
-        trouble = int(popped.trouble.max())
+            self._old, chunks, payload, models, dtype, expected, first, positions, bits
+        )
+        pop_steps(chunks, popped, payload, models, dtype, expected, first, positions, bits)
+        told = to_host(torch.stack([popped.trouble, popped.n_changed]))
+        trouble = int(told[0].max())
         if trouble:
-            raise CorruptStream(_TROUBLES[trouble])
-        return popped.n_changed
+            raise CorruptStream(TROUBLES[trouble])
+        n_changed: npt.NDArray[np.int32] = told[1]
+        return n_changed
 
-    def _rooms(
-        self, chunks: CodedChunks, out: tuple[torch.Tensor, DeviceChanges] | None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        if out is not None:
-            return out[0], out[1].positions, out[1].bits
-        nowhere = torch.zeros(max(len(chunks), 1), dtype=torch.int64, device=self._payload.device)
-        return nowhere, nowhere.int(), self._pieces[0].old[:0].clone()
+    def _split(
+        self,
+        counts: npt.NDArray[np.int64],
+        n_changed: npt.NDArray[np.int64],
+        positions: torch.Tensor,
+        bits: torch.Tensor,
+    ) -> list[DeviceChanges]:
+        """Every piece's share."""
+        n_pieces, piece = len(self._work.olds), self._directory.piece
+        sizes = np.bincount(piece, weights=counts, minlength=n_pieces).astype(np.int64)
+        changed = np.bincount(piece, weights=n_changed, minlength=n_pieces).astype(np.int64)
+        borders = np.concatenate([[0], np.cumsum(sizes)]).tolist()
+        return [
+            DeviceChanges(positions[first:last], bits[first:last], n)
+            for (first, last), n in zip(pairwise(borders), changed.tolist(), strict=True)
+        ]
 
 
 def _words(streams: Streams) -> npt.NDArray[np.uint32]:
@@ -180,16 +196,16 @@ def _words(streams: Streams) -> npt.NDArray[np.uint32]:
     return np.ascontiguousarray(streams.payload).view("<u4")
 
 
-def _directory(pieces: Sequence[CodedPiece]) -> _Directory:
-    counts = np.array([len(piece.streams.directory) for piece in pieces], dtype=np.int64)
-    sizes = np.array([len(piece.old) for piece in pieces], dtype=np.int64)
-    log2s = np.array([piece.chunk_log2 for piece in pieces], dtype=np.int64)
+def _directory(work: Work) -> _Directory:
+    counts = np.array([len(streams.directory) for streams in work.streams], dtype=np.int64)
+    sizes = np.array([len(old) for old in work.olds], dtype=np.int64)
+    log2s = work.chunk_log2s
     if not np.array_equal(counts, -(-sizes >> log2s)):
         raise CorruptStream("a directory has rows for more or fewer chunks than there are")
-    piece = np.repeat(np.arange(len(pieces)), counts)
+    piece = np.repeat(np.arange(len(counts)), counts)
     number = np.arange(len(piece)) - np.repeat(np.cumsum(counts) - counts, counts)
     start = number << log2s[piece]
-    rows = np.concatenate([piece.streams.directory for piece in pieces]).astype(np.int64)
+    rows = np.concatenate([streams.directory for streams in work.streams]).astype(np.int64)
     return _Directory(
         piece,
         start,
@@ -200,11 +216,11 @@ def _directory(pieces: Sequence[CodedPiece]) -> _Directory:
     )
 
 
-def _check_heads(found: _Directory, pieces: Sequence[CodedPiece], dtype: DType) -> None:
+def _check_heads(found: _Directory, work: Work) -> None:
     head, n, n_words = found.head, found.n_elements, found.n_words
     _refuse((n_words == 0) & (head != 0), "an empty chunk has a head")
     is_dense = (n_words > 0) & ((head & DENSE) != 0)
-    dense_words = (n * dtype.n_bytes + 3) // 4
+    dense_words = (n * work.dtype.n_bytes + 3) // 4
     _refuse(
         is_dense & ((head != DENSE) | (n_words != dense_words)), "a dense chunk has the wrong size"
     )
@@ -212,7 +228,7 @@ def _check_heads(found: _Directory, pieces: Sequence[CodedPiece], dtype: DType) 
     rate = head >> 24
     is_odd = ((head & _RESERVED) != 0) | ((head & EVENT_MASK) > n) | (rate > MAX_RATE)
     _refuse(is_coded & is_odd, "a chunk's head is out of range")
-    heaviest = np.array([max(piece.model.log2_weights) for piece in pieces], dtype=np.int64)
+    heaviest = work.models.log2_weights.max(axis=1).astype(np.int64)
     is_heavy = heaviest[found.piece] > rate // 8 + HEADROOM_LOG2
     _refuse(is_coded & is_heavy, "a chunk's rate is too high for its weights")
     is_short = n_words < 2 + ((head & EXCEPTIONS) != 0)

@@ -6,10 +6,20 @@ import torch
 import triton
 import triton.language as tl
 
-from weightwire.kernels.triton.elements import TILE
+from weightwire.kernels.triton.collect import TILE
 from weightwire.kernels.triton.launch import TRITON_BITS, Bucket, memory_at
 from weightwire.kernels.triton.pop import CodedChunks
 from weightwire.model import DType
+
+
+def count_dense(
+    old: Bucket, chunks: CodedChunks, payload: torch.Tensor, dtype: DType
+) -> torch.Tensor:
+    """How many elements each dense chunk changes."""
+    counts = torch.empty(len(chunks), dtype=torch.int32, device=payload.device)
+    nowhere = torch.zeros(len(chunks), dtype=torch.int64, device=payload.device)
+    _launch(old, chunks, payload, dtype, (nowhere, counts, payload, counts), is_stored=False)
+    return counts
 
 
 def list_dense(
@@ -20,19 +30,26 @@ def list_dense(
     first_out: torch.Tensor,
     positions: torch.Tensor,
     bits: torch.Tensor,
-    *,
-    is_only_counted: bool = False,
-) -> torch.Tensor:
-    """Write down every dense chunk's changes; gives how many there are in each."""
+) -> None:
+    """Write down every dense chunk's changes."""
     counts = torch.empty(len(chunks), dtype=torch.int32, device=payload.device)
-    if len(chunks):
-        _list_dense_kernel[(len(chunks),)](
-            old.addresses, chunks.piece, chunks.start, chunks.n_elements, chunks.first_word,
-            payload, first_out, positions, bits, counts,
-            KIND=TRITON_BITS[dtype.n_bytes], PER_WORD=4 // dtype.n_bytes,
-            IS_STORED=not is_only_counted, num_warps=1,
-        )  # fmt: skip
-    return counts
+    _launch(old, chunks, payload, dtype, (first_out, positions, bits, counts), is_stored=True)
+
+
+def _launch(
+    old: Bucket,
+    chunks: CodedChunks,
+    payload: torch.Tensor,
+    dtype: DType,
+    out: tuple[torch.Tensor, ...],
+    *,
+    is_stored: bool,
+) -> None:
+    _list_dense_kernel[(len(chunks),)](
+        old.addresses, chunks.piece, chunks.start, chunks.n_elements, chunks.first_word, payload,
+        *out, KIND=TRITON_BITS[dtype.n_bytes], PER_WORD=4 // dtype.n_bytes, IS_STORED=is_stored,
+        num_warps=1,
+    )  # fmt: skip
 
 
 @triton.jit

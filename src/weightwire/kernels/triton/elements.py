@@ -8,35 +8,25 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-TILE = tl.constexpr(1024)
-"""Elements that one program looks at together; every chunk is a whole number of tiles."""
+from weightwire.kernels.triton import models
 
-N_CLASSES = tl.constexpr(16)
 TABLE_ROW = tl.constexpr(128)
 """Entries kept for the step table of one class."""
 
-LISTED_SHIFT = tl.constexpr(20)
-WEIGHT_MASK = tl.constexpr((1 << 20) - 1)
-"""A running sum holds weights below this bit, at most 2^18 in a tile, and counts above it."""
+WEIGHT_MASK = tl.constexpr(models.WEIGHT_MASK)
+EXPECTED_SHIFT = tl.constexpr(models.EXPECTED_SHIFT)
+CLASS_SHIFT = tl.constexpr(models.CLASS_SHIFT)
+LOG2_SHIFT = tl.constexpr(models.LOG2_SHIFT)
+COUNT_SHIFT = tl.constexpr(models.COUNT_SHIFT)
+ONE_STEP_SHIFT = tl.constexpr(models.ONE_STEP_SHIFT)
+FREQUENCY_SHIFT = tl.constexpr(models.FREQUENCY_SHIFT)
+ENTRY_MASK = tl.constexpr((1 << models.FREQUENCY_SHIFT) - 1)
 
 
 @triton.jit
-def class_of(bits, base_key, SHIFT: tl.constexpr, MASK: tl.constexpr):
-    """The classes of old bits, as int32."""
-    key = ((bits >> SHIFT) & MASK).to(tl.int32)
-    return tl.minimum(tl.maximum(key - base_key, 0), 15)
-
-
-@triton.jit
-def log2_weight_of(classes, nibbles):
-    """The log2 of a class's weight, from sixteen nibbles in an int64."""
-    return ((nibbles >> (classes * 4).to(tl.int64)) & 15).to(tl.int32)
-
-
-@triton.jit
-def bit_of(mask, number):
-    """One bit of an int32 mask, as int32."""
-    return (mask >> number) & 1
+def told_by_key(bits, table, SHIFT: tl.constexpr, MASK: tl.constexpr):
+    """What a piece's model says of elements with these old bits; one look into a small table."""
+    return tl.load(table + ((bits >> SHIFT) & MASK).to(tl.int32))
 
 
 @triton.jit

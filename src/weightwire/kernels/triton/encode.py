@@ -1,7 +1,8 @@
 """The compact encoder on a GPU: pieces in, the reference's bytes out.
 
-    collect ─▶ add up ─▶ push ─▶ join
-    every element once   every chunk, a lane each
+    collect ─▶ arrange ─▶ push ─▶ join
+    every      every      every chunk,
+    element    listed one a lane each
 
 Pieces are coded in *slabs*, as many at a time as the memory budget allows. A slab costs the host
 two looks at a few numbers, however many tensors it holds.
@@ -12,28 +13,32 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from weightwire.kernels import kernels
-from weightwire.kernels.contract import DENSE, Streams
+from weightwire.kernels.contract import Streams
+from weightwire.kernels.triton.arrange import Chunks, add_up, arrange
 from weightwire.kernels.triton.assemble import join, pairs_of, rows_of
 from weightwire.kernels.triton.changes import DeviceChanges
 from weightwire.kernels.triton.collect import TILE_ELEMENTS, Tiles, collect
-from weightwire.kernels.triton.launch import Bucket, make_bucket, spans_of, to_device
+from weightwire.kernels.triton.launch import Bucket, make_bucket, spans_of, to_device, to_host
 from weightwire.kernels.triton.models import DeviceModels, ModelArrays, upload
-from weightwire.kernels.triton.push import Chunks, add_up, push
+from weightwire.kernels.triton.push import push
 from weightwire.model import DType
 
 _LOG = logging.getLogger(__name__)
 
-_RECORD_BYTES = 8
-"""Two words per listed element that a tile has room for."""
+_PLACE_BYTES = 4
+"""For each listed element that a tile has room for."""
 
-_TILE_BYTES = 32
+_LISTED_BYTES = 20
+"""For each listed element on its way through the coder."""
+
+_TILE_BYTES = 40
 """A tile's sums, and its share of the tables that lead to it."""
 
 MIN_BUDGET = 64 << 20
@@ -62,10 +67,9 @@ class Work:
     def some(self, numbers: Sequence[int], room: int) -> Work:
         """A few of the pieces, with the same room."""
         at = np.array(numbers, dtype=np.intp)
-        taken = {field.name: getattr(self.models, field.name)[at] for field in fields(ModelArrays)}
         return Work(
             [self.olds[n] for n in numbers], [self.news[n] for n in numbers], self.dtype,
-            ModelArrays(**taken), self.chunk_log2s[at], np.full(len(at), room),
+            self.models.some(at), self.chunk_log2s[at], np.full(len(at), room),
         )  # fmt: skip
 
 
@@ -106,7 +110,7 @@ def _slabs(work: Work, budget_bytes: int) -> Iterator[tuple[int, list[int]]]:
         n_bytes = 0
         for number in np.flatnonzero(work.rooms == room).tolist():
             n_tiles = -(-len(work.olds[number]) // TILE_ELEMENTS)
-            needed = n_tiles * (room * _RECORD_BYTES + _TILE_BYTES)
+            needed = n_tiles * (room * (_PLACE_BYTES + _LISTED_BYTES // 2) + _TILE_BYTES)
             if slab and n_bytes + needed > budget:
                 yield room, slab
                 slab, n_bytes = [], 0
@@ -128,7 +132,7 @@ class _Slab:
         self._old: Bucket = make_bucket(work.olds, TILE_ELEMENTS)
         self._new: Bucket = make_bucket(work.news, TILE_ELEMENTS)
         self._first_tile = to_device(np.cumsum(n_tiles) - n_tiles, device)
-        self._models: DeviceModels = upload(work.models, device)
+        self._models: DeviceModels = upload(work.models, work.dtype, device)
         self._chunk_counts = -(-sizes >> work.chunk_log2s)
         self._chunk_log2s = to_device(work.chunk_log2s.astype(np.int64), device)
 
@@ -138,45 +142,45 @@ class _Slab:
             return {n: _nothing(self._work, keep_changes) for n in range(len(self._work.olds))}
         dtype = self._work.dtype
         tiles = collect(
-            self._old, self._new, self._first_tile, self._n_tiles, self._models, dtype, self._room
+            self._old, self._new, self._first_tile, self._n_tiles, self._models, dtype, self._room,
+        )  # fmt: skip
+        chunks, crowded = self._chunks(tiles)
+        rooms = self._rooms(chunks)
+        n_room, n_listed = torch.stack([rooms.sum(), chunks.n_listed.sum()]).tolist()
+        arranged = arrange(
+            tiles, chunks, self._old, self._new, self._first_tile, self._models, dtype, n_listed
         )
-        is_crowded = self._leave_out_crowded(tiles)
-        chunks = self._chunks(tiles)
-        rooms, signs = self._rooms(chunks), (chunks.n_changed.long() + 31) // 32
-        n_room, n_signs = torch.stack([rooms.sum(), signs.sum()]).tolist()
-        stacks = push(
-            tiles, chunks, self._new, self._models, dtype, rooms, n_room, n_signs, self._first_tile
-        )
-        rows = rows_of(chunks, stacks, dtype.n_bytes)
-        is_short = (stacks.is_over != 0) & (rows.heads != DENSE)
-        is_out = is_crowded | self._piece_flags(chunks.piece, is_short)
-        host = torch.stack([rows.heads, rows.sizes, chunks.n_changed]).cpu()
-        out = is_out.cpu().tolist()
+        stacks = push(arranged, dtype, rooms, n_room)
+        rows = rows_of(chunks, arranged, stacks, dtype.n_bytes)
+        short = rows.is_short.int()
+        host = torch.stack([rows.heads, rows.sizes, arranged.n_changed, short]).cpu()
         payload = join(
-            chunks, stacks, rows, self._new, self._first_tile, int(host[1].sum()), dtype
-        ).cpu()
-        kept = self._changes(tiles, int(host[2].sum())) if keep_changes else None
-        return self._split(host.numpy(), payload.numpy(), out, kept)
+            chunks, arranged, stacks, rows, self._new, self._first_tile, int(host[1].sum()), dtype
+        )
+        words = to_host(payload)
+        kept = None
+        if keep_changes:
+            kept = pairs_of(
+                tiles, chunks, arranged, self._old, self._new, self._first_tile,
+                int(host[2].sum()), dtype,
+            )  # fmt: skip
+        return self._split(host.numpy(), words, crowded, kept)
 
-    def _leave_out_crowded(self, tiles: Tiles) -> torch.Tensor:
-        """Pieces with a tile that had too little room count as unchanged from here on."""
-        piece = self._old.span_memory.long()
-        is_crowded = self._piece_flags(piece, tiles.n_listed > self._room)
-        is_kept = (~is_crowded)[piece].int()
-        tiles.n_listed.mul_(is_kept)
-        tiles.n_changed.mul_(is_kept)
-        return is_crowded
-
-    def _chunks(self, tiles: Tiles) -> Chunks:
+    def _chunks(self, tiles: Tiles) -> tuple[Chunks, set[int]]:
+        """Every chunk's sums; pieces with a tile that had too little room count as unchanged."""
         device = self._old.device
         piece, number = spans_of(self._chunk_counts, device)
         log2 = self._chunk_log2s[piece.long()]
         start = number.long() << log2
-        n_elements = torch.minimum(
-            self._old.sizes[piece.long()] - start, torch.ones_like(start) << log2
-        )
+        size = torch.minimum(self._old.sizes[piece.long()] - start, torch.ones_like(start) << log2)
         first_tile = self._first_tile[piece.long()] + start // TILE_ELEMENTS
-        return add_up(tiles, piece, first_tile, n_elements, self._models)
+        chunks = add_up(tiles, piece, first_tile, size)
+        if not bool(chunks.is_crowded.any()):
+            return chunks, set()
+        crowded = torch.unique(piece[chunks.is_crowded != 0])
+        is_out = torch.isin(self._old.span_memory, crowded)
+        tiles.n_listed.masked_fill_(is_out, 0)
+        return add_up(tiles, piece, first_tile, size), set(crowded.tolist())
 
     def _rooms(self, chunks: Chunks) -> torch.Tensor:
         """Words set aside for each chunk's stack; coded chunks hardly ever need as many."""
@@ -184,19 +188,11 @@ class _Slab:
         dense = (chunks.n_elements * self._work.dtype.n_bytes + 3) // 4
         return torch.minimum(wide * chunks.n_listed.long() + 64, dense).int()
 
-    def _piece_flags(self, piece: torch.Tensor, flags: torch.Tensor) -> torch.Tensor:
-        marks = torch.zeros(len(self._work.olds), dtype=torch.int32, device=flags.device)
-        return marks.index_add_(0, piece.long(), flags.int()) != 0
-
-    def _changes(self, tiles: Tiles, n_changed: int) -> tuple[torch.Tensor, torch.Tensor]:
-        ends = tiles.n_changed.long().cumsum(0)
-        return pairs_of(tiles, self._new, self._first_tile, ends, n_changed, self._work.dtype)
-
     def _split(
         self,
         host: npt.NDArray[np.int32],
         payload: npt.NDArray[np.int32],
-        out: list[bool],
+        crowded: set[int],
         kept: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> dict[int, Coded]:
         """Every piece's share of what the slab gave."""
@@ -204,7 +200,7 @@ class _Slab:
         for number, count in enumerate(self._chunk_counts.tolist()):
             rows = host[:, chunk : chunk + count]
             n_words, n_changed = int(rows[1].sum()), int(rows[2].sum())
-            if not out[number]:
+            if number not in crowded and not rows[3].any():
                 directory = np.ascontiguousarray(rows[:2].T).view(np.uint32)
                 words = payload[word : word + n_words].view(np.uint8)
                 streams = Streams(directory, words, n_changed)
@@ -216,13 +212,17 @@ class _Slab:
 def _part(
     kept: tuple[torch.Tensor, torch.Tensor] | None, first: int, last: int
 ) -> DeviceChanges | None:
-    return None if kept is None else DeviceChanges(kept[0][first:last], kept[1][first:last])
+    return (
+        None
+        if kept is None
+        else DeviceChanges(kept[0][first:last], kept[1][first:last], last - first)
+    )
 
 
 def _nothing(work: Work, keep_changes: bool) -> Coded:
     directory, payload = np.empty((0, 2), dtype=np.uint32), np.empty(0, dtype=np.uint8)
     empty = work.news[0][:0]
-    changes = DeviceChanges(empty.to(torch.int32), empty) if keep_changes else None
+    changes = DeviceChanges(empty.to(torch.int32), empty, 0) if keep_changes else None
     return Coded(Streams(directory, payload, 0), changes)
 
 
@@ -239,4 +239,4 @@ def _on_host(work: Work, number: int, keep_changes: bool) -> Coded:
         return Coded(streams)
     positions = to_device(streams.changes.positions.view(np.int32), device)
     bits = to_device(streams.changes.bits.view(work.news[number].cpu().numpy().dtype), device)
-    return Coded(replace(streams, changes=None), DeviceChanges(positions, bits))
+    return Coded(replace(streams, changes=None), DeviceChanges(positions, bits, streams.n_changed))

@@ -21,6 +21,8 @@ from weightwire.errors import StopError
 TORCH_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 """Torch's integer of each width: it does little with unsigned ones, kernels see them as unsigned."""
 
+VECTOR_BYTES = 16
+
 TRITON_BITS = {1: tl.uint8, 2: tl.uint16, 4: tl.uint32}
 
 
@@ -75,6 +77,13 @@ def make_bucket(memories: Sequence[torch.Tensor], span: int) -> Bucket:
     )
 
 
+def alignment_of(*sides: Sequence[torch.Tensor]) -> int:
+    """What all addresses are multiples of: 16 bytes, the widest load, or one element."""
+    pointers = [memory.data_ptr() for memories in sides for memory in memories]
+    is_aligned = all(pointer % VECTOR_BYTES == 0 for pointer in pointers)
+    return VECTOR_BYTES if is_aligned else sides[0][0].element_size()
+
+
 def spans_of(counts: Any, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """For owners with so many spans each: every span's owner, and its number within it."""
     total = int(counts.sum())
@@ -92,6 +101,16 @@ def to_device(array: Any, device: torch.device) -> torch.Tensor:
     if device.type == "cpu":
         return tensor
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def to_host(tensor: torch.Tensor) -> Any:
+    """A copy in page-locked memory, as an array; waits for this stream and no other."""
+    if tensor.device.type == "cpu":
+        return tensor.numpy()
+    copied = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+    copied.copy_(tensor, non_blocking=True)
+    torch.cuda.current_stream(tensor.device).synchronize()
+    return copied.numpy()
 
 
 @triton.jit

@@ -10,28 +10,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 
 from weightwire.kernels.contract import PROBABILITY_SUM
-from weightwire.kernels.gaps import CONTINUE, GAP_CUMULATIVE
+from weightwire.kernels.gaps import CONTINUE
 from weightwire.kernels.reference import EVENT_MASK, EXCEPTIONS
 from weightwire.kernels.triton.elements import (
-    N_CLASSES,
+    CLASS_SHIFT,
+    COUNT_SHIFT,
+    ENTRY_MASK,
+    EXPECTED_SHIFT,
+    FREQUENCY_SHIFT,
+    LOG2_SHIFT,
+    ONE_STEP_SHIFT,
     TABLE_ROW,
-    TILE,
-    bit_of,
-    class_of,
+    WEIGHT_MASK,
     from_ordered,
-    log2_weight_of,
     magnitude_of_token,
     raw_bits_of,
     to_ordered,
+    told_by_key,
 )
-from weightwire.kernels.triton.launch import TRITON_BITS, Bucket, memory_at, to_device
-from weightwire.kernels.triton.models import DeviceModels
+from weightwire.kernels.triton.launch import TRITON_BITS, Bucket, alignment_of, memory_at
+from weightwire.kernels.triton.models import DeviceModels, gap_slots
 from weightwire.model import DType
 
 LANES = 32
@@ -40,12 +43,26 @@ HAS_EXCEPTIONS = tl.constexpr(EXCEPTIONS)
 EVENTS = tl.constexpr(EVENT_MASK)
 SLOTS = tl.constexpr(PROBABILITY_SUM)
 
-PAST_END = 1
-"""A position lies past the end of its chunk."""
-BAD_END = 2
-"""A stream does not end where it must."""
-BAD_EXCEPTION = 3
-"""An exception is out of order or out of range, or there are more than changes."""
+GAP_REGISTERS = 80
+"""As few as leave enough programs on a processor to wait for memory in turns."""
+
+WINDOW = tl.constexpr(256)
+"""Elements that an event is sought among."""
+PLACE_BITS = tl.constexpr(8)
+LAST_PLACE = tl.constexpr(255)
+EXPECTED_SUM_SHIFT = tl.constexpr(20)
+WEIGHT_SUM_MASK = tl.constexpr((1 << 20) - 1)
+
+NOWHERE = tl.constexpr(0x7FFFFFFF)
+"""Past every place: a list that has come to its end."""
+
+TROUBLES = (
+    "",
+    "a position lies past the end of its chunk",
+    "stream does not end where it must",
+    "an exception is out of order or out of range",
+)
+"""What a chunk's mark means."""
 
 
 @dataclass(frozen=True)
@@ -75,49 +92,101 @@ class Popped:
     trouble: torch.Tensor
 
 
+@dataclass(frozen=True)
+class Expected:
+    """The elements of every chunk that are expected to change, chunk after chunk."""
+
+    counts: torch.Tensor
+    """int32, per chunk."""
+    first: torch.Tensor
+    """int64: where each chunk's begin."""
+    low: torch.Tensor
+    """int16: the low half of each one's place in its chunk."""
+    high: torch.Tensor
+    bits: torch.Tensor
+    """Their old bits."""
+
+
+def room_for_expected(counts: torch.Tensor, n: int, like: torch.Tensor) -> Expected:
+    """Room for ``n`` elements in all."""
+    low, high, bits = (
+        torch.empty(max(n, 1), dtype=kind, device=counts.device)
+        for kind in (torch.int16, torch.int16, like.dtype)
+    )
+    wide = counts.long()
+    return Expected(counts, wide.cumsum(0) - wide, low, high, bits)
+
+
+def count_expected(
+    old: Bucket, chunks: CodedChunks, models: DeviceModels, dtype: DType
+) -> torch.Tensor:
+    """How many elements of each chunk are expected to change."""
+    counts = torch.empty(len(chunks), dtype=torch.int32, device=old.device)
+    _count_expected_kernel[(len(chunks),)](
+        old.addresses, chunks.piece, chunks.start, chunks.n_elements, models.elements, counts,
+        KIND=TRITON_BITS[dtype.n_bytes], SHIFT=dtype.key_shift, MASK=dtype.key_mask,
+        N_KEYS=models.n_keys, SPAN=4096, ALIGNMENT=alignment_of(old.memories), num_warps=4,
+    )  # fmt: skip
+    return counts
+
+
+@triton.jit
+def _count_expected_kernel(
+    olds, chunk_piece, chunk_start, chunk_elements, elements, counts,
+    KIND: tl.constexpr, SHIFT: tl.constexpr, MASK: tl.constexpr, N_KEYS: tl.constexpr,
+    SPAN: tl.constexpr, ALIGNMENT: tl.constexpr,
+):  # fmt: skip
+    """One chunk."""
+    chunk = tl.program_id(0)
+    piece = tl.load(chunk_piece + chunk)
+    n = tl.load(chunk_elements + chunk).to(tl.int32)
+    old = memory_at(olds, piece, KIND) + tl.load(chunk_start + chunk)
+    table = elements + piece * N_KEYS
+    place = tl.arange(0, SPAN)
+    found = tl.zeros((SPAN,), tl.int32)
+    n_whole = n // SPAN
+    for number in range(n_whole):
+        here = tl.multiple_of(old + number * SPAN, ALIGNMENT)
+        told = told_by_key(tl.load(here + place).to(tl.uint32), table, SHIFT, MASK)
+        found += (told >> EXPECTED_SHIFT) & 1
+    rest = n_whole * SPAN + place
+    bits = tl.load(old + rest, mask=rest < n, other=0).to(tl.uint32)
+    told = told_by_key(bits, table, SHIFT, MASK)
+    found += tl.where(rest < n, (told >> EXPECTED_SHIFT) & 1, 0)
+    tl.store(counts + chunk, tl.sum(found, 0))
+
+
 def pop_gaps(
     old: Bucket,
     chunks: CodedChunks,
     payload: torch.Tensor,
     models: DeviceModels,
     dtype: DType,
-    slots: torch.Tensor,
+    expected: Expected,
     first_out: torch.Tensor,
     positions: torch.Tensor,
     bits: torch.Tensor,
-    *,
-    is_only_counted: bool = False,
 ) -> Popped:
-    """List what every chunk changes: positions in the piece, and for now the *old* bits there."""
-    n = len(chunks)
-    device = payload.device
+    """List every event and every element that is expected to change.
+
+    A chunk has room for both from ``first_out`` on; its events stand at the end of that, with places
+    in the chunk and with *old* bits, for ``pop_steps`` to merge with what was expected.
+    """
+    n, device = len(chunks), payload.device
     popped = Popped(
         torch.empty(n, dtype=torch.int64, device=device),
-        torch.empty(n, dtype=torch.int32, device=device),
-        torch.empty(n, dtype=torch.int32, device=device),
-        torch.zeros(n, dtype=torch.int32, device=device),
+        *(torch.empty(n, dtype=torch.int32, device=device) for _ in range(3)),
     )
     _pop_gaps_kernel[(n,)](
         old.addresses, chunks.piece, chunks.start, chunks.n_elements, chunks.head,
-        chunks.first_word, chunks.n_words, payload, models.base_keys, models.nibbles,
-        models.expected, slots, first_out, positions, bits,
-        popped.state, popped.next_word, popped.n_changed, popped.trouble,
+        chunks.first_word, chunks.n_words, payload, models.elements, gap_slots(device),
+        expected.counts, expected.first, expected.low, expected.high, expected.bits,
+        first_out, positions, bits, popped.state, popped.next_word, popped.trouble,
         KIND=TRITON_BITS[dtype.n_bytes], SHIFT=dtype.key_shift, MASK=dtype.key_mask,
-        HAS_EXPECTED=models.has_expected, IS_STORED=not is_only_counted, num_warps=1,
+        N_KEYS=models.n_keys, HAS_EXPECTED=models.has_expected,
+        ALIGNMENT=alignment_of(old.memories), num_warps=1, maxnreg=GAP_REGISTERS,
     )  # fmt: skip
     return popped
-
-
-def gap_slots(device: torch.device) -> torch.Tensor:
-    """int32 [8, 4096]: what a reader finds at a slot: symbol, offset in it, frequency."""
-    rows = np.zeros((8, PROBABILITY_SUM), dtype=np.int64)
-    for number, cumulative in enumerate(GAP_CUMULATIVE):
-        borders = np.array(cumulative)
-        slot = np.arange(PROBABILITY_SUM)
-        symbol = np.searchsorted(borders, slot, side="right") - 1
-        frequency = borders[symbol + 1] - borders[symbol]
-        rows[number] = symbol | (slot - borders[symbol]) << 8 | frequency << 20
-    return to_device(rows.astype(np.uint32).view(np.int32), device)
 
 
 @triton.jit
@@ -153,30 +222,52 @@ def _pop_gap(state, slots, shift, words, at, stop):
 
 
 @triton.jit
+def _take_event(
+    keyed, here, table, slots, shift, words, state, at, stop, slot, before, left,
+    SHIFT: tl.constexpr, MASK: tl.constexpr,
+):  # fmt: skip
+    """The element of this tile that the next event falls on; then on to the event after it."""
+    inside = (slot - before).to(tl.int32)
+    found = tl.max(tl.where(keyed <= ((inside << PLACE_BITS) | LAST_PLACE), keyed, 0), 0)
+    hit = found & LAST_PLACE
+    offset = inside - (found >> PLACE_BITS)
+    bits = tl.load(here + hit)
+    log2_weight = (told_by_key(bits.to(tl.uint32), table, SHIFT, MASK) >> LOG2_SHIFT) & 15
+    by = log2_weight.to(tl.uint64)
+    state, at = _refill(state, (tl.full((), 1, tl.uint64) << 32) >> by, words, at, stop)
+    state = (state << by) | offset.to(tl.uint64)
+    slot += (1 << log2_weight) - offset
+    left -= 1
+    if left > 0:
+        state, at, gap = _pop_gap(state, slots, shift, words, at, stop)
+        slot += gap
+    return state, at, slot, left, hit, bits
+
+
+@triton.jit
 def _pop_gaps_kernel(
     olds, chunk_piece, chunk_start, chunk_elements, heads,
-    first_word, chunk_words, payload, base_keys, all_nibbles,
-    expected_masks, slots, first_out, positions, bits,
-    states, next_word, n_changed, trouble,
+    first_word, chunk_words, payload, elements, all_slots,
+    n_expected, first_expected, expected_low, expected_high, expected_bits,
+    first_out, positions, bits, states, next_word, trouble,
     KIND: tl.constexpr, SHIFT: tl.constexpr, MASK: tl.constexpr,
-    HAS_EXPECTED: tl.constexpr, IS_STORED: tl.constexpr,
+    N_KEYS: tl.constexpr, HAS_EXPECTED: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
 ):  # fmt: skip
     """One chunk, tile by tile. ``slot`` is the next event's place in the chunk's weight space."""
     chunk = tl.program_id(0)
     piece = tl.load(chunk_piece + chunk)
-    start = tl.load(chunk_start + chunk)
     n = tl.load(chunk_elements + chunk).to(tl.int32)
     head = tl.load(heads + chunk).to(tl.uint32, bitcast=True)
     words = payload + tl.load(first_word + chunk)
     stop = tl.load(chunk_words + chunk)
-    base_key = tl.load(base_keys + piece)
-    nibbles = tl.load(all_nibbles + piece)
-    expected = tl.load(expected_masks + piece)
-    old = memory_at(olds, piece, KIND) + start
-    out = tl.load(first_out + chunk)
+    table = elements + piece * N_KEYS
+    old = memory_at(olds, piece, KIND) + tl.load(chunk_start + chunk)
+    out = tl.load(first_out + chunk) + tl.load(n_expected + chunk)
+    expected_out = tl.load(first_expected + chunk)
     rate = (head >> 24).to(tl.int32)
     shift = rate >> 3
-    table = slots + (rate & 7) * SLOTS
+    slots = all_slots + (rate & 7) * SLOTS
     at = tl.where((head & HAS_EXCEPTIONS) != 0, 1, 0)
     low_word = tl.load(words + at).to(tl.uint32, bitcast=True).to(tl.uint64)
     high_word = tl.load(words + at + 1).to(tl.uint32, bitcast=True).to(tl.uint64)
@@ -185,61 +276,56 @@ def _pop_gaps_kernel(
     left = (head & EVENTS).to(tl.int32)
     slot = tl.full((), 0, tl.int64)
     if left > 0:
-        state, at, gap = _pop_gap(state, table, shift, words, at, stop)
+        state, at, gap = _pop_gap(state, slots, shift, words, at, stop)
         slot += gap
-    place = tl.arange(0, TILE)
+    place = tl.arange(0, WINDOW)
     before = tl.full((), 0, tl.int64)
-    count = tl.full((), 0, tl.int32)
-    for begin in range(0, n, TILE):
+    coming = tl.load(old + place, mask=place < n, other=0)
+    for begin in range(0, n, WINDOW):
+        tile = coming
+        here = old + begin
+        after = begin + WINDOW
+        if after + WINDOW <= n:
+            coming = tl.load(tl.multiple_of(old + after, ALIGNMENT) + place)
+        else:
+            coming = tl.load(old + after + place, mask=after + place < n, other=0)
         is_there = begin + place < n
-        tile = tl.load(old + begin + place, mask=is_there, other=0).to(tl.uint32)
-        classes = class_of(tile, base_key, SHIFT, MASK)
-        weight = tl.where(is_there, 1 << log2_weight_of(classes, nibbles), 0)
-        ends = tl.cumsum(weight, 0)
-        total = tl.max(ends, 0)
-        keyed = ((ends - weight) << 10) | place
-        keyed = tl.where(is_there, keyed, 0x7FFFFFFF)
-        flips = tl.zeros((TILE,), tl.int32)
-        while (left > 0) & (slot < before + total):
-            inside = (slot - before).to(tl.int32)
-            found = tl.max(tl.where(keyed <= ((inside << 10) | 1023), keyed, 0), 0)
-            hit = found & 1023
-            offset = inside - (found >> 10)
-            from_bits = tl.load(old + begin + hit)
-            log2_weight = log2_weight_of(
-                class_of(from_bits.to(tl.uint32), base_key, SHIFT, MASK), nibbles
-            )
-            by = log2_weight.to(tl.uint64)
-            state, at = _refill(state, (tl.full((), 1, tl.uint64) << 32) >> by, words, at, stop)
-            state = (state << by) | offset.to(tl.uint64)
-            if HAS_EXPECTED:
-                flips = tl.where(place == hit, 1, flips)
-            else:
-                if IS_STORED:
-                    tl.store(positions + out + count, (start + begin + hit).to(tl.int32))
-                    tl.store(bits + out + count, from_bits.to(bits.dtype.element_ty, bitcast=True))
-                count += 1
-            slot += (1 << log2_weight) - offset
-            left -= 1
-            if left > 0:
-                state, at, gap = _pop_gap(state, table, shift, words, at, stop)
-                slot += gap
+        told = told_by_key(tile.to(tl.uint32), table, SHIFT, MASK)
+        weight = tl.where(is_there, told & WEIGHT_MASK, 0)
+        running = weight
         if HAS_EXPECTED:
-            changed = (bit_of(expected, classes) ^ flips) & is_there.to(tl.int32)
-            ranks = tl.cumsum(changed, 0)
-            if IS_STORED:
-                to = out + count + ranks - 1
-                tl.store(positions + to, (start + begin + place).to(tl.int32), mask=changed != 0)
-                tl.store(
-                    bits + to,
-                    tile.to(KIND).to(bits.dtype.element_ty, bitcast=True),
-                    mask=changed != 0,
-                )
-            count += tl.max(ranks, 0)
+            is_expected = tl.where(is_there, (told >> EXPECTED_SHIFT) & 1, 0)
+            running = weight + (is_expected << EXPECTED_SUM_SHIFT)
+        running = tl.cumsum(running, 0)
+        totals = tl.max(running, 0)
+        total = totals & WEIGHT_SUM_MASK
+        if HAS_EXPECTED:  # noqa: SIM102 (one is known when this is compiled, the other is not)
+            if (totals >> EXPECTED_SUM_SHIFT) > 0:
+                to = expected_out + (running >> EXPECTED_SUM_SHIFT) - 1
+                # Said to lie together for the layout's sake; each has a mask of its own.
+                low_at = tl.max_contiguous(tl.multiple_of(expected_low + to, 16), 8)
+                high_at = tl.max_contiguous(tl.multiple_of(expected_high + to, 16), 8)
+                bits_at = tl.max_contiguous(tl.multiple_of(expected_bits + to, 16), 8)
+                low = ((begin + place) & 0xFFFF).to(tl.uint16).to(tl.int16, bitcast=True)
+                high = ((begin + place) >> 16).to(tl.int16)
+                same = tile.to(bits.dtype.element_ty, bitcast=True)
+                tl.store(low_at, low, mask=is_expected != 0)
+                tl.store(high_at, high, mask=is_expected != 0)
+                tl.store(bits_at, same, mask=is_expected != 0)
+                expected_out += totals >> EXPECTED_SUM_SHIFT
+        keyed = (((running & WEIGHT_SUM_MASK) - weight) << PLACE_BITS) | place
+        keyed = tl.where(is_there, keyed, NOWHERE)
+        while (left > 0) & (slot < before + total):
+            state, at, slot, left, hit, from_bits = _take_event(
+                keyed, here, table, slots, shift, words, state, at, stop, slot, before, left,
+                SHIFT, MASK,
+            )  # fmt: skip
+            tl.store(positions + out, begin + hit)
+            tl.store(bits + out, from_bits.to(bits.dtype.element_ty, bitcast=True))
+            out += 1
         before += total
     tl.store(states + chunk, state.to(tl.int64, bitcast=True))
     tl.store(next_word + chunk, at)
-    tl.store(n_changed + chunk, count)
     is_bad_end = (at > stop) | (high_word == 0)
     tl.store(trouble + chunk, tl.where(left > 0, 1, tl.where(is_bad_end, 2, 0)))
 
@@ -250,17 +336,24 @@ def pop_steps(
     payload: torch.Tensor,
     models: DeviceModels,
     dtype: DType,
+    expected: Expected,
     first_out: torch.Tensor,
+    positions: torch.Tensor,
     bits: torch.Tensor,
 ) -> None:
-    """Turn the old bits of every change into its new ones, in place."""
+    """Merge events with what was expected, and turn old bits into new ones, in place.
+
+    An element that is both was expected to change and does not: it stands there twice, as it is.
+    """
     _pop_steps_kernel[(triton.cdiv(len(chunks), LANES),)](
-        chunks.piece, chunks.head, chunks.first_word, chunks.n_words, payload,
-        models.base_keys, models.one_step, models.n_tokens, models.tokens, models.starts,
-        models.frequencies, first_out, bits,
+        chunks.piece, chunks.start, chunks.head, chunks.first_word, chunks.n_words, payload,
+        models.elements, models.tables, models.tokens, models.entries,
+        expected.counts, expected.first, expected.low, expected.high, expected.bits,
+        first_out, positions, bits,
         popped.state, popped.next_word, popped.n_changed, popped.trouble, len(chunks),
         KIND=TRITON_BITS[dtype.n_bytes], WIDTH=8 * dtype.n_bytes, SHIFT=dtype.key_shift,
-        MASK=dtype.key_mask, ORDERED=dtype.ordered, LANES=LANES, num_warps=1,
+        MASK=dtype.key_mask, ORDERED=dtype.ordered, N_KEYS=models.n_keys,
+        HAS_EXPECTED=models.has_expected, LANES=LANES, num_warps=1,
     )  # fmt: skip
 
 
@@ -284,65 +377,122 @@ def _pop_bits(state, width, is_on, words, at, stop):
 
 
 @triton.jit
+def _load_expected(low, high, bits, at, is_on):
+    """A place in the chunk, or nowhere, and the bits there."""
+    lower = tl.load(low + at, mask=is_on, other=0).to(tl.uint16, bitcast=True).to(tl.int32)
+    upper = tl.load(high + at, mask=is_on, other=0).to(tl.int32)
+    place = tl.where(is_on, (upper << 16) | lower, NOWHERE)
+    return place, tl.load(bits + at, mask=is_on, other=0)
+
+
+@triton.jit
 def _pop_steps_kernel(
-    chunk_piece, heads, first_word, chunk_words, payload,
-    base_keys, one_step_masks, n_tokens, tokens, starts,
-    frequencies, first_out, bits,
+    chunk_piece, chunk_start, heads, first_word, chunk_words, payload,
+    elements, tables, tokens, entries,
+    n_expected, first_expected, expected_low, expected_high, expected_bits,
+    first_out, positions, bits,
     states, next_word, n_changed, trouble, n_chunks,
     KIND: tl.constexpr, WIDTH: tl.constexpr, SHIFT: tl.constexpr,
-    MASK: tl.constexpr, ORDERED: tl.constexpr, LANES: tl.constexpr,
+    MASK: tl.constexpr, ORDERED: tl.constexpr, N_KEYS: tl.constexpr,
+    HAS_EXPECTED: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
-    """A lane per chunk, change by change; then what the exceptions say instead."""
+    """A lane per chunk, element by element. What is written is never past what is yet to be read."""
     chunk = tl.program_id(0) * LANES + tl.arange(0, LANES)
     is_chunk = chunk < n_chunks
     piece = tl.load(chunk_piece + chunk, mask=is_chunk, other=0)
+    start = tl.load(chunk_start + chunk, mask=is_chunk, other=0).to(tl.int32)
     head = tl.load(heads + chunk, mask=is_chunk, other=0)
     words = payload + tl.load(first_word + chunk, mask=is_chunk, other=0)
     stop = tl.load(chunk_words + chunk, mask=is_chunk, other=2)
     bad = tl.load(trouble + chunk, mask=is_chunk, other=1)
-    count = tl.load(n_changed + chunk, mask=is_chunk, other=0)
-    base_key = tl.load(base_keys + piece)
-    one_step = tl.load(one_step_masks + piece)
-    out = bits + tl.load(first_out + chunk, mask=is_chunk, other=0)
+    table = elements + piece * N_KEYS
     state = tl.load(states + chunk, mask=is_chunk, other=0).to(tl.uint64, bitcast=True)
     at = tl.load(next_word + chunk, mask=is_chunk, other=0)
-
     is_odd = (head & HAS_EXCEPTIONS) != 0
     n_odd = tl.where(is_odd, tl.load(words, mask=is_chunk & is_odd, other=0), 0)
-    bad = tl.where((bad == 0) & is_odd & ((n_odd < 1) | (n_odd > count)), 3, bad)
-    n_signs = (count + 31) >> 5
+    bad = tl.where((bad == 0) & is_odd & ((n_odd < 1) | (n_odd > ((stop - 3) >> 1))), 3, bad)
+    n_odd = tl.where(bad == 0, n_odd, 0)
     last_sign = stop - 2 * n_odd - 1
-    bad = tl.where((bad == 0) & (last_sign + 1 - n_signs < at), 2, bad)
-    count = tl.where(bad == 0, count, 0)
-    number = tl.zeros((LANES,), tl.int32)
+    n_met = tl.zeros((LANES,), tl.int32)
+    is_too_wide = tl.zeros((LANES,), tl.int1)
+    odd = words + stop - 2 * n_odd
+    next_odd = tl.load(odd, mask=n_odd > 0, other=-1)
+
+    n_events = tl.where(bad == 0, head & EVENTS, 0)
+    n_known = tl.load(n_expected + chunk, mask=is_chunk, other=0)
+    out = tl.load(first_out + chunk, mask=is_chunk, other=0)
+    event_at = out + n_known
+    events_end = event_at + n_events
+    known_at = tl.load(first_expected + chunk, mask=is_chunk, other=0)
+    known_end = known_at + tl.where(bad == 0, n_known, 0)
+    event = tl.load(positions + event_at, mask=event_at < events_end, other=NOWHERE)
+    event_bits = tl.load(bits + event_at, mask=event_at < events_end, other=0)
+    is_more = event_at + 1 < events_end
+    next_event = tl.load(positions + event_at + 1, mask=is_more, other=NOWHERE)
+    next_event_bits = tl.load(bits + event_at + 1, mask=is_more, other=0)
+    known, known_bits = _load_expected(
+        expected_low, expected_high, expected_bits, known_at, known_at < known_end
+    )
+    next_known, next_known_bits = _load_expected(
+        expected_low, expected_high, expected_bits, known_at + 1, known_at + 1 < known_end
+    )
+    ordinal = tl.zeros((LANES,), tl.int32)
     sign_word = tl.zeros((LANES,), tl.uint32)
-    while tl.max(count - number, 0) > 0:
-        is_on = number < count
-        is_new_word = is_on & ((number & 31) == 0)
-        fresh = tl.load(words + last_sign - (number >> 5), mask=is_new_word, other=0)
+    while tl.min(tl.minimum(event, known), 0) < NOWHERE:
+        place = tl.minimum(event, known)
+        is_on = place < NOWHERE
+        is_event = is_on & (event == place)
+        is_known = is_on & (known == place)
+        is_change = is_event ^ is_known
+        old = tl.where(is_event, event_bits, known_bits).to(KIND, bitcast=True).to(tl.uint32)
+        # The lists go on while this element's step is read.
+        event_at = tl.where(is_event, event_at + 1, event_at)
+        is_more = is_event & (event_at + 1 < events_end)
+        event = tl.where(is_event, next_event, event)
+        event_bits = tl.where(is_event, next_event_bits, event_bits)
+        third = tl.load(positions + event_at + 1, mask=is_more, other=NOWHERE)
+        third_bits = tl.load(bits + event_at + 1, mask=is_more, other=0)
+        next_event = tl.where(is_event, third, next_event)
+        next_event_bits = tl.where(is_event, third_bits, next_event_bits)
+        if HAS_EXPECTED:
+            known_at = tl.where(is_known, known_at + 1, known_at)
+            known = tl.where(is_known, next_known, known)
+            known_bits = tl.where(is_known, next_known_bits, known_bits)
+            later, later_bits = _load_expected(
+                expected_low, expected_high, expected_bits, known_at + 1,
+                is_known & (known_at + 1 < known_end),
+            )  # fmt: skip
+            next_known = tl.where(is_known, later, next_known)
+            next_known_bits = tl.where(is_known, later_bits, next_known_bits)
+
+        is_new_word = is_change & ((ordinal & 31) == 0)
+        sign_at = tl.maximum(last_sign - (ordinal >> 5), 0)
+        fresh = tl.load(words + sign_at, mask=is_new_word, other=0)
         sign_word = tl.where(is_new_word, fresh.to(tl.uint32, bitcast=True), sign_word)
-        is_negative = ((sign_word >> (number & 31).to(tl.uint32)) & 1) != 0
-        old = tl.load(out + number, mask=is_on, other=0).to(KIND, bitcast=True).to(tl.uint32)
-        classes = class_of(old, base_key, SHIFT, MASK)
-        is_coded = is_on & (bit_of(one_step, classes) == 0)
-        row = piece * N_CLASSES + classes
-        entry = row.to(tl.int64) * TABLE_ROW
-        n_entries = tl.load(n_tokens + row, mask=is_coded, other=1)
-        is_symbol = is_coded & (n_entries > 1)
+        is_negative = ((sign_word >> (ordinal & 31).to(tl.uint32)) & 1) != 0
+        row = piece * 16 + ((told_by_key(old, table, SHIFT, MASK) >> CLASS_SHIFT) & 15)
+        about = tl.load(tables + row)
+        is_coded = is_change & ((about >> ONE_STEP_SHIFT) == 0)
+        entry_at = row.to(tl.int64) * TABLE_ROW
+        n_here = (about >> COUNT_SHIFT) & 0xFF
+        is_symbol = is_coded & (n_here > 1)
         slot = (state & (SLOTS - 1)).to(tl.int32)
-        # The last entry that starts at or before the slot: at most 2^7 of them.
+        # The last entry that starts at or before the slot.
         symbol = tl.zeros((LANES,), tl.int32)
-        for bit in tl.static_range(7):
-            tried = symbol + (64 >> bit)
-            is_inside = is_symbol & (tried < n_entries)
-            begins = tl.load(starts + entry + tried, mask=is_inside, other=SLOTS)
-            symbol = tl.where(begins <= slot, tried, symbol)
-        begins = tl.load(starts + entry + symbol, mask=is_symbol, other=0)
-        frequency = tl.load(frequencies + entry + symbol, mask=is_symbol, other=1).to(tl.uint64)
-        popped = frequency * (state >> 12) + (slot - begins).to(tl.uint64)
+        half = tl.where(is_symbol, 64, 0)
+        half = tl.where(n_here <= 16, half >> 3, half)
+        while tl.max(half, 0) > 0:
+            tried = symbol + half
+            is_inside = (half > 0) & (tried < n_here)
+            begins = tl.load(entries + entry_at + tried, mask=is_inside, other=0) & ENTRY_MASK
+            symbol = tl.where(is_inside & (begins <= slot), tried, symbol)
+            half = half >> 1
+        entry = tl.load(entries + entry_at + symbol, mask=is_symbol, other=0)
+        frequency = (entry >> FREQUENCY_SHIFT).to(tl.uint64)
+        popped = frequency * (state >> 12) + (slot - (entry & ENTRY_MASK)).to(tl.uint64)
         state = tl.where(is_symbol, popped, state)
         state, at = _refill_lanes(state, is_symbol, words, at, stop)
-        token = tl.load(tokens + entry + symbol, mask=is_coded, other=0).to(tl.int32)
+        token = tl.load(tokens + entry_at + symbol, mask=is_coded, other=0).to(tl.int32)
         n_raw = raw_bits_of(token)
         state, at, raw = _pop_bits(state, tl.minimum(n_raw, 16), is_coded, words, at, stop)
         if WIDTH == 32:
@@ -352,31 +502,32 @@ def _pop_steps_kernel(
         moved = to_ordered(old, WIDTH, ORDERED) + tl.where(is_negative, 0 - size, size)
         moved &= tl.full((), 0xFFFFFFFF, tl.uint32) >> (32 - WIDTH)
         new = from_ordered(moved, WIDTH, ORDERED)
-        tl.store(out + number, new.to(KIND).to(bits.dtype.element_ty, bitcast=True), mask=is_on)
-        number = tl.where(is_on, number + 1, number)
+        is_odd_here = is_change & (ordinal == next_odd)
+        told = tl.load(odd + 2 * n_met + 1, mask=is_odd_here, other=0).to(tl.uint32, bitcast=True)
+        if WIDTH < 32:
+            is_too_wide |= is_odd_here & ((told >> WIDTH) != 0)
+        new = tl.where(is_odd_here, told, new)
+        n_met = tl.where(is_odd_here, n_met + 1, n_met)
+        after = tl.load(odd + 2 * n_met, mask=is_odd_here & (n_met < n_odd), other=-1)
+        next_odd = tl.where(is_odd_here, after, next_odd)
+        new = tl.where(is_change, new, old).to(KIND).to(bits.dtype.element_ty, bitcast=True)
+        tl.store(positions + out, start + place, mask=is_on)
+        tl.store(bits + out, new, mask=is_on)
+        if HAS_EXPECTED:
+            is_both = is_event & is_known
+            tl.store(positions + out + 1, start + place, mask=is_both)
+            tl.store(bits + out + 1, new, mask=is_both)
+        out += is_event.to(tl.int32) + is_known.to(tl.int32)
+        ordinal = tl.where(is_change, ordinal + 1, ordinal)
 
-    is_ended = (at == last_sign + 1 - n_signs) & (state == (tl.full((), 1, tl.uint64) << 32))
+    is_ended = (at == last_sign + 1 - ((ordinal + 31) >> 5)) & (
+        state == (tl.full((), 1, tl.uint64) << 32)
+    )
     bad = tl.where((bad == 0) & ~is_ended, 2, bad)
     # Signs past the last change are zero.
-    is_cut = (bad == 0) & ((count & 31) != 0)
-    bad = tl.where(is_cut & ((sign_word >> (count & 31).to(tl.uint32)) != 0), 2, bad)
-    n_odd = tl.where(bad == 0, n_odd, 0)
-    number = tl.zeros((LANES,), tl.int32)
-    previous = tl.full((LANES,), -1, tl.int32)
-    while tl.max(n_odd - number, 0) > 0:
-        is_on = number < n_odd
-        pair = words + stop - 2 * n_odd + 2 * number
-        ordinal = tl.load(pair, mask=is_on, other=0)
-        told = tl.load(pair + 1, mask=is_on, other=0).to(tl.uint32, bitcast=True)
-        is_fit = (ordinal > previous) & (ordinal < count)
-        if WIDTH < 32:
-            is_fit &= (told >> WIDTH) == 0
-        bad = tl.where(is_on & ~is_fit, 3, bad)
-        tl.store(
-            out + ordinal,
-            told.to(KIND).to(bits.dtype.element_ty, bitcast=True),
-            mask=is_on & is_fit,
-        )
-        previous = tl.where(is_on, ordinal, previous)
-        number = tl.where(is_on, number + 1, number)
+    is_cut = (bad == 0) & ((ordinal & 31) != 0)
+    bad = tl.where(is_cut & ((sign_word >> (ordinal & 31).to(tl.uint32)) != 0), 2, bad)
+    # All exceptions were met, so they are in order and in range.
+    bad = tl.where((bad == 0) & ((n_met != n_odd) | is_too_wide), 3, bad)
+    tl.store(n_changed + chunk, ordinal, mask=is_chunk)
     tl.store(trouble + chunk, bad, mask=is_chunk)
