@@ -29,7 +29,7 @@ def encode(olds: Sequence[torch.Tensor], news: Sequence[torch.Tensor], codec: st
     from weightwire.codec.device_pieces import encode_pieces
 
     n_bytes = sum(old.numel() * old.element_size() for old in olds)
-    return list(encode_pieces(olds, news, BF16, budget_bytes=n_bytes * 3 // 100))
+    return list(encode_pieces(olds, news, BF16, budget_bytes=n_bytes * 45 // 1000))
 
 
 def decode(olds: Sequence[torch.Tensor], pieces: Sequence[Any]) -> Pairs:

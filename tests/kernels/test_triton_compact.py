@@ -130,7 +130,7 @@ def test_a_tile_with_more_changes_than_its_sample_foretold_is_looked_at_again(
     models = [build_model(survey, dtype) for survey in surveys]
     chunks = np.array([choose_chunk_log2(survey) for survey in surveys], dtype=np.int64)
     olds, news = ([on(device, bits) for bits in side] for side in zip(*pairs, strict=True))
-    work = Work(olds, news, dtype, arrays_of(models), chunks, np.full(3, 16))
+    work = Work(olds, news, dtype, arrays_of(models), chunks, np.full(3, 0.003))
     found = encode_compact_all(work, budget_bytes=BUDGET, keep_changes=True)
     for (a, b), model, chunk, coded in zip(pairs, models, chunks.tolist(), found, strict=True):
         assert_same(coded.streams, NATIVE.encode_compact(a, b, dtype, model, chunk, 1))
@@ -152,7 +152,7 @@ def test_chunks_with_more_exceptions_than_there_is_room_for_are_coded_on_the_hos
     survey = NATIVE.survey(old, calm, dtype)
     model, chunk = build_model(survey, dtype), 16
     work = Work([on(device, old)], [on(device, new)], dtype, arrays_of([model]),
-                np.array([chunk]), np.array([64]))  # fmt: skip
+                np.array([chunk]), np.array([0.02]))  # fmt: skip
     (found,) = encode_compact_all(work, budget_bytes=BUDGET, keep_changes=True)
     assert_same(found.streams, NATIVE.encode_compact(old, new, dtype, model, chunk, 1))
     assert found.changes is not None

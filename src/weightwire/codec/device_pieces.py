@@ -62,7 +62,7 @@ def encode_pieces(
     n_threads: int | None = None,
 ) -> list[DevicePiece]:
     """Code what changes in pieces of one element type; at most ``budget_bytes`` are allocated."""
-    from weightwire.kernels.triton.encode import Work, encode_compact_all, rooms_for
+    from weightwire.kernels.triton.encode import Work, encode_compact_all
     from weightwire.kernels.triton.survey import survey_all
 
     if not olds:
@@ -72,9 +72,10 @@ def encode_pieces(
     models = build_models(
         survey.base_key.numpy(), by_class, changed, dtype, thread_count(n_threads)
     )
-    rooms = rooms_for(_listed_rates(survey, models))
     chunk_log2s = models.chunk_log2.astype(np.int64)
-    work = Work(olds, news, dtype, _batch_arrays(models), chunk_log2s, rooms)
+    work = Work(
+        olds, news, dtype, _batch_arrays(models), chunk_log2s, _listed_rates(survey, models)
+    )
     coded = encode_compact_all(work, budget_bytes=budget_bytes, keep_changes=keep_changes)
     return [
         DevicePiece(len(old), each.streams, models, number, each.changes)

@@ -164,7 +164,7 @@ def arrange(
     weights = tiles.weights.long()
     block = triton.next_power_of_2(tiles.room)
     _arrange_kernel[(n,)](
-        tiles.places, tiles.starts, tiles.n_listed, tiles.room, weights.cumsum(0) - weights,
+        tiles.places, tiles.n_listed, tiles.room, weights.cumsum(0) - weights,
         old.addresses, new.addresses, first_tile, chunks.piece, chunks.first_tile, chunks.n_tiles,
         chunks.weight,
         models.elements, models.tables, models.entries, models.heaviest,
@@ -181,7 +181,7 @@ def arrange(
 
 @triton.jit
 def _arrange_kernel(
-    places, starts, tile_listed, room, tile_before, olds, news,
+    places, tile_listed, room, tile_before, olds, news,
     first_tile, chunk_piece, chunk_first_tile, chunk_tiles, chunk_weight,
     elements, tables, entries, heaviest,
     borders,
@@ -215,9 +215,9 @@ def _arrange_kernel(
         is_tile = number < count
         n_here = tl.load(tile_listed + first + number, mask=is_tile, other=0)
         is_on = rank_in_tile < n_here
-        at = (first + number) * room + rank_in_tile
+        at = 2 * ((first + number) * room + rank_in_tile)
         packed = tl.load(places + at, mask=is_on, other=0).to(tl.int32)
-        low = tl.load(starts + at, mask=is_on, other=0).to(tl.uint16, bitcast=True).to(tl.int32)
+        low = tl.load(places + at + 1, mask=is_on, other=0).to(tl.uint16, bitcast=True).to(tl.int32)
         tile_start = tl.load(tile_before + first + number, mask=is_on, other=0) - before
         place = number * TILE + (packed & PLACE_MASK)
         start = tile_start.to(tl.int32) + (((packed >> HIGH_SHIFT) << 16) | low)

@@ -181,7 +181,7 @@ def _pairs_kernel(
         number = begin + within
         n_here = tl.load(tile_listed + first + number, mask=number < count, other=0)
         is_on = rank_in_tile < n_here
-        at = (first + number) * room + rank_in_tile
+        at = 2 * ((first + number) * room + rank_in_tile)
         packed = tl.load(places + at, mask=is_on, other=0).to(tl.int32)
         position = begin_at + number * TILE + (packed & PLACE_MASK)
         new = tl.load(new_at + position, mask=is_on, other=0)

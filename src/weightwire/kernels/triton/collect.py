@@ -13,7 +13,13 @@ import torch
 import triton
 import triton.language as tl
 
-from weightwire.kernels.triton.elements import EXPECTED_SHIFT, WEIGHT_MASK, told_by_key
+from weightwire.kernels.triton.elements import (
+    EXPECTED_SHIFT,
+    SUMMED_MASK,
+    WEIGHT_MASK,
+    WEIGHT_SUM_MASK,
+    told_by_key,
+)
 from weightwire.kernels.triton.launch import TRITON_BITS, Bucket, alignment_of, memory_at
 from weightwire.kernels.triton.models import DeviceModels
 from weightwire.model import DType
@@ -23,12 +29,12 @@ TILE = tl.constexpr(1024)
 
 TILE_ELEMENTS: int = TILE.value
 
-LISTED_SHIFT = tl.constexpr(20)
-"""A running sum holds weights below this bit, at most 2^18 in a tile, and counts above it."""
-SUM_MASK = tl.constexpr((1 << 20) - 1)
+LISTED = tl.constexpr(1 << EXPECTED_SHIFT.value)
+"""A running sum holds weights below this bit, at most 2^18 in a tile, and counts from it on."""
 
 PLACE_MASK = tl.constexpr(1023)
 HIGH_SHIFT = tl.constexpr(10)
+HIGH_MASK = tl.constexpr(3 << 10)
 """A place shares its sixteen bits with the two highest of a start's eighteen."""
 
 
@@ -39,9 +45,8 @@ class Tiles:
     room: int
     """Listed elements that a tile has room for; tiles that need more are marked by their count."""
     places: torch.Tensor
-    """int16 [tile, room]: place in the tile, and the high bits of its start."""
-    starts: torch.Tensor
-    """int16 [tile, room]: where it starts in the tile's weight space, the low bits."""
+    """int16 [tile, room, 2]: place in the tile and the high bits of where it starts in the tile's
+    weight space; the low bits of that."""
     weights: torch.Tensor
     """int32: the sum of the weights of all its elements."""
     n_listed: torch.Tensor
@@ -61,58 +66,54 @@ def collect(
     words = {"dtype": torch.int32, "device": old.device}
     tiles = Tiles(
         room,
-        torch.empty((n_tiles, room), **halves),
-        torch.empty((n_tiles, room), **halves),
+        torch.empty((n_tiles, room, 2), **halves),
         torch.empty(n_tiles, **words),
         torch.empty(n_tiles, **words),
     )
     _collect_kernel[(old.n_spans,)](
         old.addresses, new.addresses, old.sizes, old.span_memory, old.span_number, first_tile,
-        models.elements, tiles.places, tiles.starts, tiles.weights, tiles.n_listed, room,
+        models.elements, tiles.places, tiles.weights, tiles.n_listed, room,
         KIND=TRITON_BITS[dtype.n_bytes], SHIFT=dtype.key_shift, MASK=dtype.key_mask,
         N_KEYS=models.n_keys, HAS_EXPECTED=models.has_expected,
         ALIGNMENT=alignment_of(old.memories, new.memories),
-        num_warps=4,
+        num_warps=2 if dtype.n_bytes == 2 else 4,
     )  # fmt: skip
     return tiles
 
 
 @triton.jit
 def _list_tile(
-    old, new, is_there, table, places, starts, weights, n_listed, tile, room,
+    old, new, is_there, table, places, weights, n_listed, tile, room,
     SHIFT: tl.constexpr, MASK: tl.constexpr, HAS_EXPECTED: tl.constexpr, IS_WHOLE: tl.constexpr,
 ):  # fmt: skip
     """A listed element's rank and start are sums over the elements before it in the tile."""
     told = told_by_key(old.to(tl.uint32), table, SHIFT, MASK)
-    weight = told & WEIGHT_MASK
-    listed = (old != new).to(tl.int32)
-    if HAS_EXPECTED:
-        listed |= (told >> EXPECTED_SHIFT) & 1
+    summed = told & (SUMMED_MASK if HAS_EXPECTED else WEIGHT_MASK)
+    summed = tl.where(old != new, summed | LISTED, summed)
     if not IS_WHOLE:
-        weight = tl.where(is_there, weight, 0)
-        listed = tl.where(is_there, listed, 0)
-    running = tl.cumsum(weight + (listed << LISTED_SHIFT), 0)
+        summed = tl.where(is_there, summed, 0)
+    running = tl.cumsum(summed, 0)
     total = tl.max(running, 0)
-    rank = (running >> LISTED_SHIFT) - 1
-    start = (running & SUM_MASK) - weight
-    has_room = (listed != 0) & (rank < room)
-    at = tile * room + rank
-    packed = tl.arange(0, TILE) | ((start >> 16) << HIGH_SHIFT)
+    start = running - summed
+    rank = start >> EXPECTED_SHIFT
+    has_room = (summed >= LISTED) & (rank < room)
+    slots = places + 2 * tile * room
+    packed = tl.arange(0, TILE) | ((start >> (16 - HIGH_SHIFT)) & HIGH_MASK)
     # Said to lie together, which they do not: to store them the compiler would bring all values into
     # another order first, at several times the cost of everything else here. Each has a mask of its
     # own, so each is stored by itself all the same.
-    place_at = tl.max_contiguous(tl.multiple_of(places + at, 16), 8)
-    start_at = tl.max_contiguous(tl.multiple_of(starts + at, 16), 8)
+    place_at = tl.max_contiguous(tl.multiple_of(slots + 2 * rank, 16), 8)
+    start_at = tl.max_contiguous(tl.multiple_of(slots + (2 * rank + 1), 16), 8)
     tl.store(place_at, packed.to(tl.int16), mask=has_room)
     tl.store(start_at, start.to(tl.uint16).to(tl.int16, bitcast=True), mask=has_room)
-    tl.store(weights + tile, total & SUM_MASK)
-    tl.store(n_listed + tile, total >> LISTED_SHIFT)
+    tl.store(weights + tile, total & WEIGHT_SUM_MASK)
+    tl.store(n_listed + tile, total >> EXPECTED_SHIFT)
 
 
 @triton.jit
 def _collect_kernel(
     olds, news, sizes, span_memory, span_number, first_tile,
-    elements, places, starts, weights, n_listed, room,
+    elements, places, weights, n_listed, room,
     KIND: tl.constexpr, SHIFT: tl.constexpr, MASK: tl.constexpr,
     N_KEYS: tl.constexpr, HAS_EXPECTED: tl.constexpr, ALIGNMENT: tl.constexpr,
 ):  # fmt: skip
@@ -131,7 +132,7 @@ def _collect_kernel(
     if left >= TILE:
         old, new = tl.load(old_at + place), tl.load(new_at + place)
         _list_tile(
-            old, new, place < TILE, table, places, starts, weights, n_listed, tile, room,
+            old, new, place < TILE, table, places, weights, n_listed, tile, room,
             SHIFT, MASK, HAS_EXPECTED, True,
         )  # fmt: skip
     else:
@@ -139,6 +140,6 @@ def _collect_kernel(
         old = tl.load(old_at + place, mask=is_there, other=0)
         new = tl.load(new_at + place, mask=is_there, other=0)
         _list_tile(
-            old, new, is_there, table, places, starts, weights, n_listed, tile, room,
+            old, new, is_there, table, places, weights, n_listed, tile, room,
             SHIFT, MASK, HAS_EXPECTED, False,
         )  # fmt: skip

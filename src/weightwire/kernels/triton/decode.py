@@ -21,7 +21,7 @@ from weightwire.kernels.gaps import HEADROOM_LOG2, MAX_RATE
 from weightwire.kernels.reference import EVENT_MASK, EXCEPTIONS
 from weightwire.kernels.triton.changes import DeviceChanges
 from weightwire.kernels.triton.dense import count_dense, list_dense
-from weightwire.kernels.triton.launch import Bucket, make_bucket, to_device, to_host
+from weightwire.kernels.triton.launch import Bucket, make_bucket, to_device
 from weightwire.kernels.triton.models import DeviceModels, ModelArrays, upload
 from weightwire.kernels.triton.pop import (
     TROUBLES,
@@ -31,6 +31,7 @@ from weightwire.kernels.triton.pop import (
     pop_steps,
     room_for_expected,
 )
+from weightwire.kernels.triton.staging import send_joined, to_host
 from weightwire.model import DType
 
 _RESERVED = 1 << 23
@@ -104,11 +105,11 @@ class _Decoder:
         self._work = work
         self._directory = _directory(work)
         _check_heads(self._directory, work)
-        payload = np.concatenate([*map(_words, work.streams), np.zeros(1, dtype=np.uint32)])
-        _check_padding(self._directory, payload, work.dtype)
         device = work.olds[0].device
         # Never empty: a kernel may look at the first word of nothing.
-        self._payload = to_device(payload.view(np.int32), device)
+        parts = [*map(_words, work.streams), np.zeros(1, dtype=np.uint32)]
+        self._payload, words = send_joined(parts, device)
+        _check_padding(self._directory, words, work.dtype)
         self._old: Bucket = make_bucket(work.olds, 1 << 20)
         self._models: DeviceModels = upload(work.models, work.dtype, device)
 

@@ -15,6 +15,9 @@ TABLE_ROW = tl.constexpr(128)
 
 WEIGHT_MASK = tl.constexpr(models.WEIGHT_MASK)
 EXPECTED_SHIFT = tl.constexpr(models.EXPECTED_SHIFT)
+SUMMED_MASK = tl.constexpr(models.WEIGHT_MASK | 1 << models.EXPECTED_SHIFT)
+"""The weight, and whether a change is expected: what is summed up over a tile."""
+WEIGHT_SUM_MASK = tl.constexpr((1 << models.EXPECTED_SHIFT) - 1)
 CLASS_SHIFT = tl.constexpr(models.CLASS_SHIFT)
 LOG2_SHIFT = tl.constexpr(models.LOG2_SHIFT)
 COUNT_SHIFT = tl.constexpr(models.COUNT_SHIFT)

@@ -25,9 +25,10 @@ from weightwire.kernels.triton.arrange import Chunks, add_up, arrange
 from weightwire.kernels.triton.assemble import join, pairs_of, rows_of
 from weightwire.kernels.triton.changes import DeviceChanges
 from weightwire.kernels.triton.collect import TILE_ELEMENTS, Tiles, collect
-from weightwire.kernels.triton.launch import Bucket, make_bucket, spans_of, to_device, to_host
+from weightwire.kernels.triton.launch import Bucket, make_bucket, spans_of, to_device
 from weightwire.kernels.triton.models import DeviceModels, ModelArrays, upload
 from weightwire.kernels.triton.push import push
+from weightwire.kernels.triton.staging import to_host
 from weightwire.model import DType
 
 _LOG = logging.getLogger(__name__)
@@ -40,6 +41,9 @@ _LISTED_BYTES = 20
 
 _TILE_BYTES = 40
 """A tile's sums, and its share of the tables that lead to it."""
+
+_ROOMS = np.array([16, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 768, TILE_ELEMENTS])
+"""Few different ones, so that most pieces are coded together."""
 
 MIN_BUDGET = 64 << 20
 
@@ -61,15 +65,15 @@ class Work:
     dtype: DType
     models: ModelArrays
     chunk_log2s: npt.NDArray[np.int64]
-    rooms: npt.NDArray[np.int64]
-    """Listed elements to make room for in every tile of a piece."""
+    rates: npt.NDArray[np.float64]
+    """How many elements of each piece's sample are listed: changed, or expected to."""
 
-    def some(self, numbers: Sequence[int], room: int) -> Work:
-        """A few of the pieces, with the same room."""
+    def some(self, numbers: Sequence[int]) -> Work:
+        """A few of the pieces."""
         at = np.array(numbers, dtype=np.intp)
         return Work(
             [self.olds[n] for n in numbers], [self.news[n] for n in numbers], self.dtype,
-            self.models.some(at), self.chunk_log2s[at], np.full(len(at), room),
+            self.models.some(at), self.chunk_log2s[at], self.rates[at],
         )  # fmt: skip
 
 
@@ -81,8 +85,7 @@ def rooms_for(rates: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     """
     mean = rates * TILE_ELEMENTS
     likely = np.ceil(1.5 * mean + 6 * np.sqrt(mean) + 6)
-    rounded = (likely.astype(np.int64) + 7) // 8 * 8
-    rooms: npt.NDArray[np.int64] = np.minimum(rounded, TILE_ELEMENTS)
+    rooms: npt.NDArray[np.int64] = _ROOMS[np.searchsorted(_ROOMS, np.minimum(likely, _ROOMS[-1]))]
     return rooms
 
 
@@ -91,13 +94,13 @@ def encode_compact_all(work: Work, *, budget_bytes: int, keep_changes: bool = Fa
     done: dict[int, Coded] = {}
     crowded: list[int] = []
     for room, numbers in _slabs(work, budget_bytes):
-        found = _Slab(work.some(numbers, room), room).encode(keep_changes)
+        found = _Slab(work.some(numbers), room).encode(keep_changes)
         done.update({numbers[n]: coded for n, coded in found.items()})
         crowded += [n for n in numbers if n not in done]
     if crowded:
         _LOG.info("%d pieces change more than their samples showed; once more", len(crowded))
     for number in crowded:
-        again = _Slab(work.some([number], TILE_ELEMENTS), TILE_ELEMENTS).encode(keep_changes)
+        again = _Slab(work.some([number]), TILE_ELEMENTS).encode(keep_changes)
         done[number] = again.get(0) or _on_host(work, number, keep_changes)
     return [done[number] for number in range(len(work.olds))]
 
@@ -105,12 +108,15 @@ def encode_compact_all(work: Work, *, budget_bytes: int, keep_changes: bool = Fa
 def _slabs(work: Work, budget_bytes: int) -> Iterator[tuple[int, list[int]]]:
     """Pieces that are coded together: with room for the same number, and within the budget."""
     budget = max(budget_bytes, MIN_BUDGET)
-    for room in np.unique(work.rooms).tolist():
+    rooms = rooms_for(work.rates)
+    for room in np.unique(rooms).tolist():
         slab: list[int] = []
         n_bytes = 0
-        for number in np.flatnonzero(work.rooms == room).tolist():
+        for number in np.flatnonzero(rooms == room).tolist():
             n_tiles = -(-len(work.olds[number]) // TILE_ELEMENTS)
-            needed = n_tiles * (room * (_PLACE_BYTES + _LISTED_BYTES // 2) + _TILE_BYTES)
+            n_listed = float(work.rates[number]) * TILE_ELEMENTS
+            tile_bytes = room * _PLACE_BYTES + n_listed * _LISTED_BYTES + _TILE_BYTES
+            needed = int(n_tiles * tile_bytes)
             if slab and n_bytes + needed > budget:
                 yield room, slab
                 slab, n_bytes = [], 0
@@ -153,7 +159,7 @@ class _Slab:
         stacks = push(arranged, dtype, rooms, n_room)
         rows = rows_of(chunks, arranged, stacks, dtype.n_bytes)
         short = rows.is_short.int()
-        host = torch.stack([rows.heads, rows.sizes, arranged.n_changed, short]).cpu()
+        host = to_host(torch.stack([rows.heads, rows.sizes, arranged.n_changed, short]))
         payload = join(
             chunks, arranged, stacks, rows, self._new, self._first_tile, int(host[1].sum()), dtype
         )
@@ -164,7 +170,7 @@ class _Slab:
                 tiles, chunks, arranged, self._old, self._new, self._first_tile,
                 int(host[2].sum()), dtype,
             )  # fmt: skip
-        return self._split(host.numpy(), words, crowded, kept)
+        return self._split(host, words, crowded, kept)
 
     def _chunks(self, tiles: Tiles) -> tuple[Chunks, set[int]]:
         """Every chunk's sums; pieces with a tile that had too little room count as unchanged."""

@@ -103,16 +103,6 @@ def to_device(array: Any, device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def to_host(tensor: torch.Tensor) -> Any:
-    """A copy in page-locked memory, as an array; waits for this stream and no other."""
-    if tensor.device.type == "cpu":
-        return tensor.numpy()
-    copied = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    copied.copy_(tensor, non_blocking=True)
-    torch.cuda.current_stream(tensor.device).synchronize()
-    return copied.numpy()
-
-
 @triton.jit
 def memory_at(addresses, number, kind: tl.constexpr):
     """The pointer behind an entry of an address table."""

@@ -73,9 +73,10 @@ class DeviceModels:
 
 # What ``elements`` holds for a key.
 WEIGHT_MASK = (1 << 9) - 1
-EXPECTED_SHIFT = 9
-CLASS_SHIFT = 10
-LOG2_SHIFT = 14
+EXPECTED_SHIFT = 20
+"""Far enough above the weight that sums over a tile hold both, side by side."""
+CLASS_SHIFT = 21
+LOG2_SHIFT = 25
 
 # What ``tables`` holds for a class.
 COUNT_SHIFT = 8
@@ -109,8 +110,8 @@ def arrays_of(models: Sequence[ClassModel]) -> ModelArrays:
 
 def upload(arrays: ModelArrays, dtype: DType, device: torch.device) -> DeviceModels:
     """Send models to a device, without waiting for them to arrive."""
-    frequencies = arrays.frequencies.astype(np.int32)
-    starts = np.cumsum(frequencies, axis=-1, dtype=np.int32) - frequencies
+    frequencies = to_device(arrays.frequencies.view(np.int16), device).int()
+    starts = frequencies.cumsum(-1, dtype=torch.int32) - frequencies
     is_one_step = (arrays.n_tokens == 1) & (arrays.tokens[:, :, 0] == 0)
     tables = (
         arrays.tokens[:, :, 0].astype(np.int32)
@@ -121,7 +122,7 @@ def upload(arrays: ModelArrays, dtype: DType, device: torch.device) -> DeviceMod
         elements=to_device(_by_key(arrays, dtype), device),
         tables=to_device(tables, device),
         tokens=to_device(arrays.tokens, device),
-        entries=to_device(starts | frequencies << FREQUENCY_SHIFT, device),
+        entries=starts | frequencies << FREQUENCY_SHIFT,
         heaviest=to_device(arrays.log2_weights.max(axis=1).astype(np.int32), device),
         n_keys=dtype.key_mask + 1,
         has_expected=bool(arrays.expected.any()),

@@ -25,8 +25,10 @@ from weightwire.kernels.triton.elements import (
     FREQUENCY_SHIFT,
     LOG2_SHIFT,
     ONE_STEP_SHIFT,
+    SUMMED_MASK,
     TABLE_ROW,
     WEIGHT_MASK,
+    WEIGHT_SUM_MASK,
     from_ordered,
     magnitude_of_token,
     raw_bits_of,
@@ -43,15 +45,13 @@ HAS_EXCEPTIONS = tl.constexpr(EXCEPTIONS)
 EVENTS = tl.constexpr(EVENT_MASK)
 SLOTS = tl.constexpr(PROBABILITY_SUM)
 
-GAP_REGISTERS = 80
+GAP_REGISTERS = 64
 """As few as leave enough programs on a processor to wait for memory in turns."""
 
 WINDOW = tl.constexpr(256)
 """Elements that an event is sought among."""
 PLACE_BITS = tl.constexpr(8)
 LAST_PLACE = tl.constexpr(255)
-EXPECTED_SUM_SHIFT = tl.constexpr(20)
-WEIGHT_SUM_MASK = tl.constexpr((1 << 20) - 1)
 
 NOWHERE = tl.constexpr(0x7FFFFFFF)
 """Past every place: a list that has come to its end."""
@@ -291,17 +291,15 @@ def _pop_gaps_kernel(
             coming = tl.load(old + after + place, mask=after + place < n, other=0)
         is_there = begin + place < n
         told = told_by_key(tile.to(tl.uint32), table, SHIFT, MASK)
-        weight = tl.where(is_there, told & WEIGHT_MASK, 0)
-        running = weight
-        if HAS_EXPECTED:
-            is_expected = tl.where(is_there, (told >> EXPECTED_SHIFT) & 1, 0)
-            running = weight + (is_expected << EXPECTED_SUM_SHIFT)
-        running = tl.cumsum(running, 0)
+        summed = told & (SUMMED_MASK if HAS_EXPECTED else WEIGHT_MASK)
+        summed = tl.where(is_there, summed, 0)
+        running = tl.cumsum(summed, 0)
         totals = tl.max(running, 0)
+        starts = running - summed
         total = totals & WEIGHT_SUM_MASK
         if HAS_EXPECTED:  # noqa: SIM102 (one is known when this is compiled, the other is not)
-            if (totals >> EXPECTED_SUM_SHIFT) > 0:
-                to = expected_out + (running >> EXPECTED_SUM_SHIFT) - 1
+            if (totals >> EXPECTED_SHIFT) > 0:
+                to = expected_out + (starts >> EXPECTED_SHIFT)
                 # Said to lie together for the layout's sake; each has a mask of its own.
                 low_at = tl.max_contiguous(tl.multiple_of(expected_low + to, 16), 8)
                 high_at = tl.max_contiguous(tl.multiple_of(expected_high + to, 16), 8)
@@ -309,11 +307,12 @@ def _pop_gaps_kernel(
                 low = ((begin + place) & 0xFFFF).to(tl.uint16).to(tl.int16, bitcast=True)
                 high = ((begin + place) >> 16).to(tl.int16)
                 same = tile.to(bits.dtype.element_ty, bitcast=True)
-                tl.store(low_at, low, mask=is_expected != 0)
-                tl.store(high_at, high, mask=is_expected != 0)
-                tl.store(bits_at, same, mask=is_expected != 0)
-                expected_out += totals >> EXPECTED_SUM_SHIFT
-        keyed = (((running & WEIGHT_SUM_MASK) - weight) << PLACE_BITS) | place
+                is_expected = (summed >> EXPECTED_SHIFT) != 0
+                tl.store(low_at, low, mask=is_expected)
+                tl.store(high_at, high, mask=is_expected)
+                tl.store(bits_at, same, mask=is_expected)
+                expected_out += totals >> EXPECTED_SHIFT
+        keyed = ((starts & WEIGHT_SUM_MASK) << PLACE_BITS) | place
         keyed = tl.where(is_there, keyed, NOWHERE)
         while (left > 0) & (slot < before + total):
             state, at, slot, left, hit, from_bits = _take_event(
