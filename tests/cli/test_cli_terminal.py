@@ -133,7 +133,12 @@ def test_an_interrupt_exits_with_130_and_leaves_nothing_behind(
         signal.raise_signal(signal.SIGINT)
 
     monkeypatch.setattr("weightwire.cli.diff.diff_states", interrupt)
-    outcome = run("diff", pair.base, pair.target, "-o", tmp_path / "again")
+    # Shells have what they start in the background ignore interrupts.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        outcome = run("diff", pair.base, pair.target, "-o", tmp_path / "again")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert outcome.code == 130
     assert {path.name for path in tmp_path.iterdir()} == {"base", "target", "patch"}
 

@@ -106,6 +106,7 @@ def test_the_run_that_was_kept_can_be_read_by_everyone_else(shown: tuple[Path, l
     assert "Every claim holds" in report
 
 
+@pytest.mark.long
 def test_a_flipped_bit_and_another_seed_are_found_also_over_a_link(tmp_path: Path) -> None:
     clock = SystemClock()
     with open_place(tmp_path, None, LinkShape(1e9, 0.002), clock) as place:
@@ -138,7 +139,12 @@ def test_a_process_that_cannot_go_on_ends_the_demo_and_says_why(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0), (signal.SIGKILL, -9)]
+    ("number", "code"),
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 0, marks=pytest.mark.long),
+        pytest.param(signal.SIGKILL, -9, marks=pytest.mark.long),
+    ],
 )
 def test_nobody_is_left_when_the_demo_is_stopped(
     tmp_path: Path, number: signal.Signals, code: int

@@ -78,7 +78,7 @@ def encode_pieces(
     )
     coded = encode_compact_all(work, budget_bytes=budget_bytes, keep_changes=keep_changes)
     return [
-        DevicePiece(len(old), each.streams, models, number, each.changes)
+        DevicePiece(old.numel(), each.streams, models, number, each.changes)
         for number, (old, each) in enumerate(zip(olds, coded, strict=True))
     ]
 
@@ -96,7 +96,7 @@ def decode_pieces(
 
     if not olds:
         return []
-    if any(piece.n_elements != len(old) for old, piece in zip(olds, pieces, strict=True)):
+    if any(piece.n_elements != old.numel() for old, piece in zip(olds, pieces, strict=True)):
         raise StopError("a compact piece is decoded against its old bits, all of them")
     streams = [piece.streams for piece in pieces]
     chunk_log2s = np.array([piece.chunk_log2 for piece in pieces], dtype=np.int64)

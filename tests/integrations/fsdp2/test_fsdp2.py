@@ -73,6 +73,7 @@ def test_rank_that_is_killed_leaves_no_version_and_a_restart_goes_on(
     assert received(tmp_path / "killed") == alone[-1][1]
 
 
+@pytest.mark.long
 def test_every_placement_on_a_mesh_of_two_dimensions_is_published_or_refused_by_name(
     tmp_path: Path,
 ) -> None:

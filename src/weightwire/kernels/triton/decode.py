@@ -199,7 +199,7 @@ def _words(streams: Streams) -> npt.NDArray[np.uint32]:
 
 def _directory(work: Work) -> _Directory:
     counts = np.array([len(streams.directory) for streams in work.streams], dtype=np.int64)
-    sizes = np.array([len(old) for old in work.olds], dtype=np.int64)
+    sizes = np.array([old.numel() for old in work.olds], dtype=np.int64)
     log2s = work.chunk_log2s
     if not np.array_equal(counts, -(-sizes >> log2s)):
         raise CorruptStream("a directory has rows for more or fewer chunks than there are")

@@ -14,6 +14,7 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -113,7 +114,7 @@ def _slabs(work: Work, budget_bytes: int) -> Iterator[tuple[int, list[int]]]:
         slab: list[int] = []
         n_bytes = 0
         for number in np.flatnonzero(rooms == room).tolist():
-            n_tiles = -(-len(work.olds[number]) // TILE_ELEMENTS)
+            n_tiles = -(-work.olds[number].numel() // TILE_ELEMENTS)
             n_listed = float(work.rates[number]) * TILE_ELEMENTS
             tile_bytes = room * _PLACE_BYTES + n_listed * _LISTED_BYTES + _TILE_BYTES
             needed = int(n_tiles * tile_bytes)
@@ -132,7 +133,7 @@ class _Slab:
     def __init__(self, work: Work, room: int) -> None:
         self._work, self._room = work, room
         device = work.olds[0].device
-        sizes = np.array([len(old) for old in work.olds], dtype=np.int64)
+        sizes = np.array([old.numel() for old in work.olds], dtype=np.int64)
         n_tiles = -(-sizes // TILE_ELEMENTS)
         self._n_tiles = int(n_tiles.sum())
         self._old: Bucket = make_bucket(work.olds, TILE_ELEMENTS)
@@ -202,16 +203,19 @@ class _Slab:
         kept: tuple[torch.Tensor, torch.Tensor] | None,
     ) -> dict[int, Coded]:
         """Every piece's share of what the slab gave."""
-        done, chunk, word, change = {}, 0, 0, 0
-        for number, count in enumerate(self._chunk_counts.tolist()):
-            rows = host[:, chunk : chunk + count]
-            n_words, n_changed = int(rows[1].sum()), int(rows[2].sum())
-            if number not in crowded and not rows[3].any():
-                directory = np.ascontiguousarray(rows[:2].T).view(np.uint32)
-                words = payload[word : word + n_words].view(np.uint8)
-                streams = Streams(directory, words, n_changed)
-                done[number] = Coded(streams, _part(kept, change, change + n_changed))
-            chunk, word, change = chunk + count, word + n_words, change + n_changed
+        chunk_ends = np.cumsum(self._chunk_counts)
+        sums = np.cumsum(np.pad(host[1:].astype(np.int64), ((0, 0), (1, 0))), axis=1)
+        chunks = pairwise([0, *chunk_ends.tolist()])
+        words, changes, shorts = (pairwise(row[[0, *chunk_ends]].tolist()) for row in sums)
+        directory = np.ascontiguousarray(host[:2].T).view(np.uint32)
+        done = {}
+        for number, (rows, body, changed, short) in enumerate(
+            zip(chunks, words, changes, shorts, strict=True)
+        ):
+            if number not in crowded and short[0] == short[1]:
+                part = payload[slice(*body)].view(np.uint8)
+                streams = Streams(directory[slice(*rows)], part, changed[1] - changed[0])
+                done[number] = Coded(streams, _part(kept, *changed))
         return done
 
 

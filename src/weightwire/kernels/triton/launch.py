@@ -59,12 +59,11 @@ def make_bucket(memories: Sequence[torch.Tensor], span: int) -> Bucket:
         StopError: memories of different widths or devices, or with gaps.
     """
     first = memories[0]
-    for memory in memories:
-        if memory.element_size() != first.element_size() or memory.device != first.device:
-            raise StopError("a bucket holds memory of one element width, on one device")
-        if memory.dim() != 1 or not memory.is_contiguous():
-            raise StopError("a bucket holds flat memory without gaps")
-    sizes = np.array([len(memory) for memory in memories], dtype=np.int64)
+    if len({(memory.element_size(), memory.device) for memory in memories}) > 1:
+        raise StopError("a bucket holds memory of one element width, on one device")
+    if not all(memory.dim() == 1 and memory.is_contiguous() for memory in memories):
+        raise StopError("a bucket holds flat memory without gaps")
+    sizes = np.array([memory.numel() for memory in memories], dtype=np.int64)
     addresses = np.array([memory.data_ptr() for memory in memories], dtype=np.int64)
     counts = -(-sizes // span)
     numbers, within = spans_of(counts, first.device)
