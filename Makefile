@@ -13,7 +13,8 @@ INTEGRATION_TESTS := $(BIN)/python tests/loopback_only.py $(BIN)/pytest -q --dur
   tests/integrations
 # What `make check` leaves to `make test`; pytest says how many those are.
 NOT_LONG := -m 'not long'
-# Bytecode is made when it is needed: most of what these packages hold never is.
+# Bytecode is made when it is first needed, and kept: most of what these packages hold never is.
+unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL := $(BIN)/python -m pip install -q --disable-pip-version-check --no-compile
 
 .PHONY: help check test test-light test-integrations demo bench sanitize clean

@@ -24,12 +24,10 @@ class Missing(Exception):
 
 def encode(olds: Sequence[torch.Tensor], news: Sequence[torch.Tensor], codec: str) -> list[Any]:
     """Compare and code all pieces; the streams are in the host's memory afterwards."""
-    if codec != "compact":
-        raise Missing("encode_plain")
     from weightwire.codec.device_pieces import encode_pieces
 
     n_bytes = sum(old.numel() * old.element_size() for old in olds)
-    return list(encode_pieces(olds, news, BF16, budget_bytes=n_bytes * 45 // 1000))
+    return list(encode_pieces(olds, news, BF16, codec, budget_bytes=n_bytes * 45 // 1000))
 
 
 def decode(olds: Sequence[torch.Tensor], pieces: Sequence[Any]) -> Pairs:

@@ -19,8 +19,9 @@ pytest.importorskip("triton", reason="triton is not installed: nothing to compar
 
 from weightwire.codec.device_pieces import decode_pieces, encode_pieces
 from weightwire.kernels.triton.collect import TILE_ELEMENTS
-from weightwire.kernels.triton.encode import Work, encode_compact_all
+from weightwire.kernels.triton.encode import encode_compact_all
 from weightwire.kernels.triton.models import arrays_of
+from weightwire.kernels.triton.slabs import Work
 
 if TYPE_CHECKING:
     import torch
@@ -210,8 +211,18 @@ def assert_like_the_cpu(old: Bits, coded: EncodedPiece, dtype: DType, device: to
     assert_turns(old, new, found)
 
 
-def test_a_piece_of_the_plain_codec_is_refused(device: torch.device) -> None:
-    old = np.arange(10, dtype=np.uint16)
-    plain = encode_piece(old, old + np.uint16(1), dtype_named("BF16"), "plain", n_threads=1)
-    with pytest.raises(StopError, match="compact"):
-        decode_pieces([on(device, old)], [plain], dtype_named("BF16"))
+def test_pieces_of_either_codec_are_decoded_but_not_together(device: torch.device) -> None:
+    dtype = dtype_named("BF16")
+    old, new = np.arange(10, dtype=np.uint16), np.arange(1, 11, dtype=np.uint16)
+    here = [on(device, old)]
+    plain = encode_piece(old, new, dtype, "plain", n_threads=1)
+    (coded,) = encode_pieces(here, [on(device, new)], dtype, "plain", budget_bytes=BUDGET)
+    assert_same(coded.streams, plain.streams)
+    assert (coded.model, coded.chunk_log2) == (plain.model, plain.chunk_log2)
+    for piece in (plain, coded):
+        assert_turns(old, new, decode_pieces(here, [piece], dtype)[0])
+    compact = encode_piece(old, new, dtype, n_threads=1)
+    with pytest.raises(StopError, match="both codecs"):
+        decode_pieces(here * 2, [plain, compact], dtype)
+    with pytest.raises(StopError, match="no codec"):
+        encode_pieces(here, here, dtype, "dense", budget_bytes=BUDGET)

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from weightwire.codec.classes import UNUSED_MODEL
 from weightwire.codec.model_batch import ModelBatch, build_models
-from weightwire.codec.piece import EncodedPiece, thread_count
+from weightwire.codec.piece import CODECS, EncodedPiece, thread_count
 from weightwire.errors import CorruptStream, StopError
-from weightwire.kernels.contract import DENSE, N_TOKENS, ClassModel, Streams
+from weightwire.kernels.contract import DENSE, N_TOKENS, PLAIN_CHUNK, ClassModel, Streams
 from weightwire.model import DType
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ class DevicePiece:
 
     n_elements: int
     streams: Streams
-    models: ModelBatch
+    models: ModelBatch | None
+    """None for the plain codec."""
     number: int
     """Of its model, which is made when it is asked for."""
     changes: DeviceChanges | None
@@ -38,11 +39,15 @@ class DevicePiece:
     @property
     def chunk_log2(self) -> int:
         """The size of its chunks."""
+        if self.models is None:
+            return PLAIN_CHUNK.bit_length() - 1
         return int(self.models.chunk_log2[self.number])
 
     @property
-    def model(self) -> ClassModel:
+    def model(self) -> ClassModel | None:
         """How it was coded; the shortest model there is if nothing of it was."""
+        if self.models is None:
+            return None
         if np.isin(self.streams.directory[:, 0], (0, DENSE)).all():
             return UNUSED_MODEL
         return self.models.model(self.number)
@@ -56,18 +61,28 @@ def encode_pieces(
     olds: Sequence[torch.Tensor],
     news: Sequence[torch.Tensor],
     dtype: DType,
+    codec: str = "compact",
     *,
     budget_bytes: int,
     keep_changes: bool = False,
     n_threads: int | None = None,
 ) -> list[DevicePiece]:
-    """Code what changes in pieces of one element type; at most ``budget_bytes`` are allocated."""
-    from weightwire.kernels.triton.encode import Work, encode_compact_all
+    """Code what changes in pieces of one element type; at most ``budget_bytes`` are allocated.
+
+    Raises:
+        StopError: there is no codec of this name.
+    """
+    from weightwire.kernels.triton.encode import encode_compact_all
+    from weightwire.kernels.triton.slabs import Work
     from weightwire.kernels.triton.survey import survey_all
 
+    if codec not in CODECS:
+        raise StopError(f"no codec {codec!r}; choose one of: {', '.join(CODECS)}")
     if not olds:
         return []
     survey = survey_all(olds, news, dtype).to_host()
+    if codec == "plain":
+        return _encode_plain(olds, news, dtype, survey, budget_bytes, keep_changes)
     by_class, changed = survey.n_by_class.numpy(), survey.n_changed.numpy()
     models = build_models(
         survey.base_key.numpy(), by_class, changed, dtype, thread_count(n_threads)
@@ -83,24 +98,42 @@ def encode_pieces(
     ]
 
 
+def _encode_plain(
+    olds: Sequence[torch.Tensor],
+    news: Sequence[torch.Tensor],
+    dtype: DType,
+    survey: SurveyBatch,
+    budget_bytes: int,
+    keep_changes: bool,
+) -> list[DevicePiece]:
+    from weightwire.kernels.triton.plain_encode import encode_plain_all
+
+    n_changed = survey.n_changed.numpy().sum(axis=(1, 2), dtype=np.float64)
+    rates = n_changed / np.maximum(survey.n_by_class.numpy().sum(axis=1), 1)
+    coded = encode_plain_all(
+        olds, news, dtype, rates, budget_bytes=budget_bytes, keep_changes=keep_changes
+    )
+    return [
+        DevicePiece(old.numel(), each.streams, None, number, each.changes)
+        for number, (old, each) in enumerate(zip(olds, coded, strict=True))
+    ]
+
+
 def decode_pieces(
     olds: Sequence[torch.Tensor], pieces: Sequence[EncodedPiece | DevicePiece], dtype: DType
 ) -> list[DeviceChanges]:
-    """The changes that compact pieces stand for, beside the old bits; writes nothing.
+    """The changes that pieces of one codec stand for, beside the old bits; writes nothing.
 
     Raises:
         CorruptStream: streams that no encoder writes.
-        StopError: a piece of the plain codec, or without all of its old bits.
+        StopError: pieces of different codecs, or one without all of its old bits.
     """
-    from weightwire.kernels.triton.decode import Work, decode_compact_all
-
     if not olds:
         return []
-    if any(piece.n_elements != old.numel() for old, piece in zip(olds, pieces, strict=True)):
-        raise StopError("a compact piece is decoded against its old bits, all of them")
-    streams = [piece.streams for piece in pieces]
-    chunk_log2s = np.array([piece.chunk_log2 for piece in pieces], dtype=np.int64)
-    found = decode_compact_all(Work(olds, streams, _arrays(pieces), chunk_log2s, dtype))
+    is_plain = {_is_plain(piece) for piece in pieces}
+    if len(is_plain) > 1:
+        raise StopError("pieces of both codecs; decode them apart")
+    found = _decode_plain(olds, pieces, dtype) if is_plain.pop() else _decode(olds, pieces, dtype)
     for changes, piece in zip(found, pieces, strict=True):
         if changes.n_changed != piece.streams.n_changed:
             raise CorruptStream(
@@ -110,20 +143,45 @@ def decode_pieces(
     return found
 
 
+def _is_plain(piece: EncodedPiece | DevicePiece) -> bool:
+    return (piece.models if isinstance(piece, DevicePiece) else piece.model) is None
+
+
+def _decode_plain(
+    olds: Sequence[torch.Tensor], pieces: Sequence[EncodedPiece | DevicePiece], dtype: DType
+) -> list[DeviceChanges]:
+    from weightwire.kernels.triton.plain_decode import decode_plain_all
+
+    sizes, streams = [piece.n_elements for piece in pieces], [piece.streams for piece in pieces]
+    return decode_plain_all(sizes, streams, dtype, olds[0].device)
+
+
+def _decode(
+    olds: Sequence[torch.Tensor], pieces: Sequence[EncodedPiece | DevicePiece], dtype: DType
+) -> list[DeviceChanges]:
+    from weightwire.kernels.triton.decode import Work, decode_compact_all
+
+    if any(piece.n_elements != old.numel() for old, piece in zip(olds, pieces, strict=True)):
+        raise StopError("a compact piece is decoded against its old bits, all of them")
+    streams = [piece.streams for piece in pieces]
+    chunk_log2s = np.array([piece.chunk_log2 for piece in pieces], dtype=np.int64)
+    return decode_compact_all(Work(olds, streams, _arrays(pieces), chunk_log2s, dtype))
+
+
 def _arrays(pieces: Sequence[EncodedPiece | DevicePiece]) -> ModelArrays:
     """All models in one; those of pieces that were coded together are so already."""
     from weightwire.kernels.triton.models import arrays_of
 
     first = pieces[0]
-    if isinstance(first, DevicePiece) and all(
-        isinstance(piece, DevicePiece) and piece.models is first.models for piece in pieces
-    ):
-        numbers = np.array([piece.number for piece in pieces], dtype=np.intp)  # type: ignore[union-attr]
-        return _batch_arrays(first.models).some(numbers)
-    models = [piece.model for piece in pieces]
-    if any(model is None for model in models):
-        raise StopError("a piece of the plain codec; only compact ones are decoded here")
-    return arrays_of([model for model in models if model is not None])
+    if isinstance(first, DevicePiece) and first.models is not None:
+        together = [
+            piece.number
+            for piece in pieces
+            if isinstance(piece, DevicePiece) and piece.models is first.models
+        ]
+        if len(together) == len(pieces):
+            return _batch_arrays(first.models).some(np.array(together, dtype=np.intp))
+    return arrays_of([piece.model for piece in pieces if piece.model is not None])
 
 
 def _batch_arrays(models: ModelBatch) -> ModelArrays:

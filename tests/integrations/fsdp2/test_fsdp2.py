@@ -52,6 +52,7 @@ def test_two_ranks_publish_the_digests_of_one_process(alone: list[Any], tmp_path
     assert received(tmp_path / "two") == alone[-1][1]
 
 
+@pytest.mark.long
 def test_ranks_never_hold_more_than_their_shard_and_a_few_pieces(tmp_path: Path) -> None:
     """A gather would show: DTensor.full_tensor is made to raise, and peaks are measured."""
     options = ("--cast", "--width", 4096, "--piece", 1 << 18, "--lr", 1e-6)

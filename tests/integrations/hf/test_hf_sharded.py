@@ -57,7 +57,7 @@ def test_sharded_model_is_published_as_its_checkpoint(one_rank: Any, tmp_path: P
     assert_same_bits(versions[1], saved(whole, tmp_path))
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("kind", [pytest.param("ddp", marks=pytest.mark.long), "fsdp2"])
 def test_two_processes_publish_one_run(kind: str, isolated: None, tmp_path: Path) -> None:
     here = Path(__file__).parent
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]

@@ -54,6 +54,7 @@ def test_the_actor_that_was_never_killed_saw_patches_only_after_its_first_versio
     assert survivor["first_version"] < result["returned"]["killed_at"] + 1
 
 
+@pytest.mark.long
 def test_the_example_of_the_page_runs(environment: dict[str, str], tmp_path: Path) -> None:
     output = run_isolated(
         example_of("ray.md", "ray_cluster.py"),

@@ -138,6 +138,7 @@ def test_a_topology_without_a_master_is_refused(tmp_path: Path) -> None:
         type(made).build_topology(2, 1, [{}, {}, {}])
 
 
+@pytest.mark.long
 def test_verls_own_manager_syncs_two_trainer_and_two_rollout_ranks_on_ray(tmp_path: Path) -> None:
     result = tmp_path / "result.json"
     script = ROOT / "tests" / "integrations" / "verl" / "manager_run.py"

@@ -137,22 +137,25 @@ def _join_kernel(
 def pairs_of(
     tiles: Tiles,
     chunks: Chunks,
-    arranged: Arranged,
+    counts: torch.Tensor,
     old: Bucket,
     new: Bucket,
     first_tile: torch.Tensor,
     n_changed: int,
     dtype: DType,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Positions in their pieces (uint32 in int32) and new bits of all changes, in order."""
+    """Positions in their pieces (uint32 in int32) and new bits of all changes, in order.
+
+    ``counts``: how many changes each chunk has; ``n_changed`` in all.
+    """
     device = old.device
     positions = torch.empty(n_changed, dtype=torch.int32, device=device)
     bits = torch.empty(n_changed, dtype=new.memories[0].dtype, device=device)
-    ends = arranged.n_changed.long().cumsum(0)
+    wide = counts.long()
     block = triton.next_power_of_2(tiles.room)
     if n_changed:
         _pairs_kernel[(len(chunks),)](
-            tiles.places, tiles.n_listed, tiles.room, ends - arranged.n_changed, chunks.piece,
+            tiles.places, tiles.n_listed, tiles.room, wide.cumsum(0) - wide, chunks.piece,
             chunks.first_tile, chunks.n_tiles, old.addresses, new.addresses, first_tile,
             positions, bits, KIND=TRITON_BITS[dtype.n_bytes], BLOCK=block,
             LANES=max(_BLOCK, block), num_warps=1,

@@ -1,0 +1,110 @@
+"""The GPU's plain codec gives the bytes of the reference, and reads them back."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from weightwire.errors import CorruptStream
+from weightwire.kernels.contract import PLAIN_CHUNK, Streams
+from weightwire.kernels.native import NativeKernels
+from weightwire.model import Bits, dtype_named
+
+pytest.importorskip("triton", reason="triton is not installed: nothing to compare with")
+
+from weightwire.kernels.triton.plain_decode import decode_plain_all
+from weightwire.kernels.triton.plain_encode import encode_plain_all
+
+if TYPE_CHECKING:
+    import torch
+
+NATIVE = NativeKernels()
+SIGNED = {1: np.uint8, 2: np.int16, 4: np.int32}
+
+
+def on(device: torch.device, bits: Bits) -> torch.Tensor:
+    import torch
+
+    return torch.from_numpy(bits.copy().view(SIGNED[bits.itemsize])).to(device)
+
+
+def pair(n: int, density: float, width: int, seed: int) -> tuple[Bits, Bits]:
+    rng = np.random.default_rng(seed)
+    old = rng.integers(0, 200, n).astype(f"u{width}")
+    new = old.copy()
+    new[rng.random(n) < density] += 1
+    return old, new
+
+
+@pytest.mark.parametrize(("name", "width"), [("F8_E4M3", 1), ("BF16", 2), ("F32", 4)])
+def test_bytes_and_changes_are_those_of_the_reference(
+    name: str, width: int, device: torch.device
+) -> None:
+    # Sparse, bitmap and dense, empty, one element, tails, and a chunk's border.
+    cases = [(PLAIN_CHUNK + 1030, 0.001), (1, 1.0), (0, 0.0), (3001, 0.2), (1999, 0.97), (700, 0.0)]
+    pairs = [pair(n, density, width, seed) for seed, (n, density) in enumerate(cases)]
+    rates = np.array([density for _, density in cases])
+    # Too little room for one of them.
+    rates[3] = 0.0
+    dtype = dtype_named(name)
+    olds, news = ([on(device, bits) for bits in side] for side in zip(*pairs, strict=True))
+    coded = encode_plain_all(olds, news, dtype, rates, budget_bytes=1 << 26, keep_changes=True)
+    for (old, new), each in zip(pairs, coded, strict=True):
+        wanted = NATIVE.encode_plain(old, new, 1)
+        assert each.streams.directory.tolist() == wanted.directory.tolist()
+        assert each.streams.payload.tobytes() == wanted.payload.tobytes()
+        assert each.streams.n_changed == wanted.n_changed
+        assert each.changes is not None
+        at = np.flatnonzero(old != new)
+        assert each.changes.positions.cpu().numpy().view(np.uint32).tolist() == at.tolist()
+        assert each.changes.bits.cpu().numpy().tobytes() == new[at].tobytes()
+    decoded = decode_plain_all(
+        [len(old) for old, _ in pairs], [c.streams for c in coded], dtype, device
+    )
+    for (old, new), each, changes in zip(pairs, coded, decoded, strict=True):
+        wanted_changes = NATIVE.decode_plain(len(old), dtype, each.streams, 1)
+        positions = changes.positions.cpu().numpy().view(np.uint32)
+        assert positions.tolist() == wanted_changes.positions.tolist()
+        assert changes.bits.cpu().numpy().tobytes() == wanted_changes.bits.tobytes()
+        old[positions] = wanted_changes.bits
+        assert old.tobytes() == new.tobytes()
+
+
+@pytest.mark.parametrize("density", [0.001, 0.2, 0.97])
+@pytest.mark.parametrize("harm", ["head", "position", "padding", "rows", "payload", "bits"])
+def test_streams_that_no_encoder_writes_are_refused_as_on_the_cpu(
+    density: float, harm: str, device: torch.device
+) -> None:
+    dtype = dtype_named("BF16")
+    old, new = pair(3001, density, 2, 9)
+    streams = harmed(NATIVE.encode_plain(old, new, 1), harm)
+    try:
+        wanted = NATIVE.decode_plain(len(old), dtype, streams, 1)
+    except (CorruptStream, ValueError):
+        with pytest.raises(CorruptStream):
+            decode_plain_all([len(old)], [streams], dtype, device)
+        return
+    (found,) = decode_plain_all([len(old)], [streams], dtype, device)
+    assert found.positions.cpu().numpy().view(np.uint32).tolist() == wanted.positions.tolist()
+    assert found.bits.cpu().numpy().tobytes() == wanted.bits.tobytes()
+
+
+def harmed(streams: Streams, harm: str) -> Streams:
+    payload, directory = streams.payload.copy(), streams.directory.copy()
+    parts: dict[str, Any] = {}
+    if harm == "head":
+        directory[0, 0] += 1
+    elif harm == "rows":
+        directory = np.concatenate([directory, directory])
+    elif harm == "position":
+        payload[:4] = 255
+    elif harm == "padding":
+        payload[-1] ^= 128
+    elif harm == "bits":
+        payload[len(payload) // 2] ^= 1
+    else:
+        parts["payload"] = payload[:-4]
+    return dataclasses.replace(streams, **{"payload": payload, "directory": directory, **parts})
