@@ -315,6 +315,7 @@ std::pair<Out<uint32_t>, Out<T>> decode_plain(size_t n, In<uint32_t> directory, 
 
 // ------------------------------------------------------------------------------------- scatter and digest
 
+constexpr size_t places_slice = size_t(1) << 13;  // positions a thread takes at a time
 constexpr size_t n_ahead = 16;  // elements between a prefetch and its use: memory answers in about that time
 
 // Refuses before the first access. A plain maximum, so that the compiler can use vectors.
@@ -326,21 +327,26 @@ void check_places(size_t limit, In<P> positions, In<T> values) {
     if (positions.size() && last >= limit) throw std::out_of_range("a position lies past the end of its tensor");
 }
 
-// Calls visit(i, place) for the element at each position, with its memory fetched ahead.
+// Calls visit(i, place) for the element at each position of a slice, with its memory fetched ahead.
+template <bool writes, class T, class P, class Visit>
+void visit_slice(T* bits, const P* positions, size_t first, size_t stop, Visit visit) {
+    for (size_t i = first; i < stop; i++) {
+        if (i + n_ahead < stop) __builtin_prefetch(bits + positions[i + n_ahead], writes);
+        visit(i, bits[positions[i]]);
+    }
+}
+
+// The same for all positions, in slices that threads take in turn.
 template <bool writes, class T, class P, class Visit>
 void visit_places(T* bits, size_t n_bits, In<P> positions, In<std::remove_const_t<T>> values, size_t n_threads,
                   Visit visit) {
     check_threads(n_threads);
     nb::gil_scoped_release release;
     check_places(n_bits, positions, values);
-    const size_t n = positions.size(), slice = size_t(1) << 13;
+    const size_t n = positions.size(), slice = places_slice;
     run_jobs((n + slice - 1) / slice, n_threads, [&] {
         return [&](size_t job) {
-            const size_t stop = std::min(n, (job + 1) * slice);
-            for (size_t i = job * slice; i < stop; i++) {
-                if (i + n_ahead < stop) __builtin_prefetch(bits + positions.data()[i + n_ahead], writes);
-                visit(i, bits[positions.data()[i]]);
-            }
+            visit_slice<writes>(bits, positions.data(), job * slice, std::min(n, (job + 1) * slice), visit);
         };
     });
 }
@@ -362,17 +368,14 @@ struct Scatter {
 
 template <class T, class P>
 Scatter make_scatter(const nb::tuple& item) {
-    const auto bits = nb::cast<InOut<T>>(item[0]);
-    const auto positions = nb::cast<In<P>>(item[1]);
-    const auto now = nb::cast<In<T>>(item[2]);
+    // Never converted: a copy would be gone before it is read, and writes to one would be lost.
+    const auto bits = nb::cast<InOut<T>>(item[0], false);
+    const auto positions = nb::cast<In<P>>(item[1], false);
+    const auto now = nb::cast<In<T>>(item[2], false);
     check_places(bits.size(), positions, now);
     const auto write = [](const Scatter& s, size_t first, size_t stop) {
-        T* const into = static_cast<T*>(s.bits);
-        const P* const at = static_cast<const P*>(s.positions);
-        for (size_t i = first; i < stop; i++) {
-            if (i + n_ahead < stop) __builtin_prefetch(into + at[i + n_ahead], true);
-            into[at[i]] = static_cast<const T*>(s.now)[i];
-        }
+        visit_slice<true>(static_cast<T*>(s.bits), static_cast<const P*>(s.positions), first, stop,
+                          [&](size_t i, T& place) { place = static_cast<const T*>(s.now)[i]; });
     };
     return {write, bits.data(), positions.data(), now.data(), positions.size()};
 }
@@ -397,7 +400,7 @@ void scatter_all(const nb::list& items, size_t n_threads) {
     for (const auto item : items) scatters.push_back(make_scatter(nb::cast<nb::tuple>(item)));
     nb::gil_scoped_release release;
     std::vector<std::pair<size_t, size_t>> jobs;  // which, and its first element
-    constexpr size_t slice = size_t(1) << 13;
+    constexpr size_t slice = places_slice;
     for (size_t s = 0; s < scatters.size(); s++) {
         for (size_t first = 0; first < scatters[s].n; first += slice) jobs.emplace_back(s, first);
     }

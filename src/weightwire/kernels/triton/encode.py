@@ -10,20 +10,17 @@ from __future__ import annotations
 import logging
 import os
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from weightwire.kernels import kernels
-from weightwire.kernels.contract import Streams
 from weightwire.kernels.triton.arrange import Chunks, arrange
 from weightwire.kernels.triton.assemble import join, pairs_of, rows_of
 from weightwire.kernels.triton.changes import DeviceChanges
 from weightwire.kernels.triton.launch import to_device
 from weightwire.kernels.triton.push import push
-from weightwire.kernels.triton.slabs import Coded, Slab, Work, in_slabs, part_of
+from weightwire.kernels.triton.slabs import Coded, Slab, Work, in_slabs, split
 from weightwire.kernels.triton.staging import to_host
 
 _LOG = logging.getLogger(__name__)
@@ -65,7 +62,10 @@ def _encode(slab: Slab, keep_changes: bool) -> dict[int, Coded]:
         kept = pairs_of(
             tiles, chunks, counts, slab.old, slab.new, slab.first_tile, n_changed, dtype
         )
-    return _split(slab.chunk_counts, host, words, crowded, kept)
+    piece = np.repeat(np.arange(len(slab.chunk_counts)), slab.chunk_counts)
+    left_out = crowded.union(piece[host[3] != 0].tolist())
+    directory = np.ascontiguousarray(host[:2].T).view(np.uint32)
+    return split(slab.chunk_counts, directory, host[1], host[2], words, kept, left_out)
 
 
 def _rooms(chunks: Chunks, n_bytes: int) -> torch.Tensor:
@@ -73,30 +73,6 @@ def _rooms(chunks: Chunks, n_bytes: int) -> torch.Tensor:
     wide = 2 if n_bytes == 4 else 1
     dense = (chunks.n_elements * n_bytes + 3) // 4
     return torch.minimum(wide * chunks.n_listed.long() + 64, dense).int()
-
-
-def _split(
-    chunk_counts: npt.NDArray[np.int64],
-    host: npt.NDArray[np.int32],
-    payload: npt.NDArray[np.int32],
-    crowded: set[int],
-    kept: tuple[torch.Tensor, torch.Tensor] | None,
-) -> dict[int, Coded]:
-    """Every piece's share of what the slab gave."""
-    chunk_ends = np.cumsum(chunk_counts)
-    sums = np.cumsum(np.pad(host[1:].astype(np.int64), ((0, 0), (1, 0))), axis=1)
-    chunks = pairwise([0, *chunk_ends.tolist()])
-    words, changes, shorts = (pairwise(row[[0, *chunk_ends]].tolist()) for row in sums)
-    directory = np.ascontiguousarray(host[:2].T).view(np.uint32)
-    done = {}
-    for number, (rows, body, changed, short) in enumerate(
-        zip(chunks, words, changes, shorts, strict=True)
-    ):
-        if number not in crowded and short[0] == short[1]:
-            part = payload[slice(*body)].view(np.uint8)
-            streams = Streams(directory[slice(*rows)], part, changed[1] - changed[0])
-            done[number] = Coded(streams, part_of(kept, *changed))
-    return done
 
 
 def _on_host(work: Work, number: int, keep_changes: bool) -> Coded:

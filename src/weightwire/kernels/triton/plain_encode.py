@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -17,14 +16,14 @@ import triton
 import triton.language as tl
 
 from weightwire.errors import StopError
-from weightwire.kernels.contract import N_CLASSES, ONE_STEP, PLAIN_CHUNK, ClassModel, Streams
+from weightwire.kernels.contract import N_CLASSES, ONE_STEP, PLAIN_CHUNK, ClassModel
 from weightwire.kernels.reference import PLAIN_BITMAP, PLAIN_DENSE, PLAIN_SPARSE
 from weightwire.kernels.triton.arrange import Chunks
 from weightwire.kernels.triton.assemble import pairs_of
 from weightwire.kernels.triton.collect import PLACE_MASK, TILE, Tiles
 from weightwire.kernels.triton.launch import TRITON_BITS, memory_at
 from weightwire.kernels.triton.models import arrays_of
-from weightwire.kernels.triton.slabs import Coded, Slab, Work, in_slabs, part_of
+from weightwire.kernels.triton.slabs import Coded, Slab, Work, in_slabs, split
 from weightwire.kernels.triton.staging import to_host
 from weightwire.model import DType
 
@@ -68,7 +67,9 @@ def _encode(slab: Slab, keep_changes: bool) -> dict[int, Coded]:
             tiles, chunks, chunks.n_listed, slab.old, slab.new, slab.first_tile,
             int(host[2].sum()), slab.work.dtype,
         )  # fmt: skip
-    return _split(slab.chunk_counts, host, to_host(payload), crowded, kept)
+    directory = host[0].view(np.uint32).reshape(-1, 1)
+    words = to_host(payload)
+    return split(slab.chunk_counts, directory, host[1], host[2], words, kept, crowded)
 
 
 def _rows(chunks: Chunks, n_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -159,33 +160,6 @@ def _write_kernel(
             is_bit = is_on & (modes == BITMAP)
             tl.atomic_or(words + (place >> 5), bit, mask=is_bit, sem="relaxed")
             done += tl.max(ranks, 0)
-
-
-def _split(
-    chunk_counts: npt.NDArray[np.int64],
-    host: npt.NDArray[np.int32],
-    payload: npt.NDArray[np.int32],
-    crowded: set[int],
-    kept: tuple[torch.Tensor, torch.Tensor] | None,
-) -> dict[int, Coded]:
-    """Every piece's share of what the slab gave."""
-    chunk_ends = np.cumsum(chunk_counts)
-    sums = np.cumsum(np.pad(host[1:].astype(np.int64), ((0, 0), (1, 0))), axis=1)
-    chunks = pairwise([0, *chunk_ends.tolist()])
-    words, changes = (pairwise(row[[0, *chunk_ends]].tolist()) for row in sums)
-    directory = host[0].view(np.uint32).reshape(-1, 1)
-    return {
-        number: Coded(
-            Streams(
-                directory[slice(*rows)],
-                payload[slice(*body)].view(np.uint8),
-                changed[1] - changed[0],
-            ),
-            part_of(kept, *changed),
-        )
-        for number, (rows, body, changed) in enumerate(zip(chunks, words, changes, strict=True))
-        if number not in crowded
-    }
 
 
 def _too_crowded(number: int) -> Coded:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -174,7 +175,38 @@ class Slab:
         return dict.fromkeys(range(len(self.work.olds)), coded)
 
 
-def part_of(
+def split(
+    chunk_counts: npt.NDArray[np.int64],
+    directory: npt.NDArray[np.uint32],
+    sizes: npt.NDArray[np.int32],
+    n_changed: npt.NDArray[np.int32],
+    payload: npt.NDArray[np.int32],
+    kept: tuple[torch.Tensor, torch.Tensor] | None,
+    left_out: set[int],
+) -> dict[int, Coded]:
+    """Every piece's share of what a slab gave, by number; ``sizes`` are a chunk's words."""
+    ends = [0, *np.cumsum(chunk_counts).tolist()]
+    words, changes = (
+        pairwise(np.concatenate([[0], np.cumsum(by_chunk, dtype=np.int64)])[ends].tolist())
+        for by_chunk in (sizes, n_changed)
+    )
+    return {
+        number: Coded(
+            Streams(
+                directory[slice(*rows)],
+                payload[slice(*body)].view(np.uint8),
+                changed[1] - changed[0],
+            ),
+            _part(kept, *changed),
+        )
+        for number, (rows, body, changed) in enumerate(
+            zip(pairwise(ends), words, changes, strict=True)
+        )
+        if number not in left_out
+    }
+
+
+def _part(
     kept: tuple[torch.Tensor, torch.Tensor] | None, first: int, last: int
 ) -> DeviceChanges | None:
     """One piece's share of a slab's changes."""

@@ -18,6 +18,7 @@ from weightwire.codec.classes import OUTLIERS
 from weightwire.errors import StopError
 from weightwire.kernels.contract import N_CLASSES, N_TOKENS, WHOLE_SAMPLE
 from weightwire.kernels.triton.launch import Bucket, make_bucket, memory_at
+from weightwire.kernels.triton.staging import to_host
 from weightwire.model import DType
 
 _N_RUNS = 64
@@ -67,11 +68,7 @@ class SurveyBatch:
 
     def to_host(self) -> SurveyBatch:
         """The same in the host's memory: one transfer, which this waits for."""
-        if self.counts.device.type == "cpu":
-            return self
-        counts = torch.empty(len(self.counts), dtype=torch.int32, pin_memory=True)
-        counts.copy_(self.counts, non_blocking=True)
-        torch.cuda.current_stream(self.counts.device).synchronize()
+        counts = torch.from_numpy(to_host(self.counts))
         return SurveyBatch(counts, self.n_pieces, self.n_keys)
 
     def _part(self, n_before: int, width: int) -> torch.Tensor:
