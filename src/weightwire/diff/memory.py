@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from weightwire.diff.device_views import DeviceView
 from weightwire.diff.state import DerivedState
 from weightwire.diff.views import TensorView, is_torch, view_tensor
 from weightwire.errors import DuplicateTensor
 from weightwire.model import Bits, TensorSpec
+
+if TYPE_CHECKING:
+    import torch
 
 State: TypeAlias = Any
 """Names and tensors: a mapping, a torch module, pairs, a reader, or a callable that gives one."""
 
 
 class MemoryState:
-    """Implements ``StateReader`` over live tensors, without copying them."""
+    """Implements ``StateReader`` and ``DeviceReader`` over live tensors, without copying them."""
 
     def __init__(self, tensors: Iterable[tuple[str, Any]]) -> None:
-        self.views: dict[str, TensorView] = {}
+        self.views: dict[str, TensorView | DeviceView] = {}
         self._specs: dict[str, TensorSpec] = {}
         self._ties: dict[str, str] = {}
         self._torch_names: set[str] = set()
@@ -47,7 +51,12 @@ class MemoryState:
         """A view of live memory where it is contiguous."""
         return self.views[name].read(start, stop)
 
-    def _add(self, name: str, view: TensorView, first_name: dict[object, str]) -> None:
+    def read_device(self, name: str, start: int, stop: int) -> torch.Tensor | None:
+        """A view of a device's memory, where the tensor is there and contiguous."""
+        view = self.views[name]
+        return view.read_device(start, stop) if isinstance(view, DeviceView) else None
+
+    def _add(self, name: str, view: TensorView | DeviceView, first_name: dict[object, str]) -> None:
         if name in self.views or name in self._ties:
             raise DuplicateTensor(f"{name!r} occurs twice in one state")
         if view.spec.n_elements and view.storage in first_name:

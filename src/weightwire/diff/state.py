@@ -5,9 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from weightwire.model import Bits, TensorSpec
+
+if TYPE_CHECKING:
+    import torch
 
 
 class StateReader(Protocol):
@@ -28,6 +31,24 @@ class StateReader(Protocol):
 
     def read(self, name: str, start: int, stop: int) -> Bits:
         """The bits of elements ``start`` to ``stop`` (flat, row-major) of one tensor."""
+
+
+@runtime_checkable
+class DeviceReader(Protocol):
+    """A ``StateReader`` some of whose tensors are on a device, where kernels can work on them."""
+
+    def read_device(self, name: str, start: int, stop: int) -> torch.Tensor | None:
+        """The same bits as ``read``, flat, as signed integers on their device (bytes are unsigned).
+
+        None where the kernels cannot work on them. It may be live memory, or memory made for this
+        call; the caller never writes to it. What fills it was submitted to the caller's current
+        stream, or is waited for there.
+        """
+
+
+def device_bits(state: StateReader, name: str, start: int, stop: int) -> torch.Tensor | None:
+    """A state's bits on a device, if it has them there."""
+    return state.read_device(name, start, stop) if isinstance(state, DeviceReader) else None
 
 
 class DerivedState(ABC):

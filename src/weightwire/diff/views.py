@@ -1,4 +1,4 @@
-"""Any tensor as bits: NumPy, torch on the CPU, DLPack; a view where memory allows, never a guess."""
+"""Any tensor as bits: NumPy, torch, DLPack; a view where memory allows, never a guess."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from weightwire.diff.device_views import DeviceView, view_on_device
 from weightwire.errors import UnsupportedDType, UnsupportedLayout
-from weightwire.kernels import kernels
+from weightwire.kernels import devices, kernels
 from weightwire.model import Bits, Changes, DType, TensorSpec, dtype_named
 
 _NUMPY_NAMES = {
@@ -127,12 +128,12 @@ class TensorView:
             raise UnsupportedLayout(f"{self.spec.name!r} is read-only; pass writable tensors")
 
 
-def view_tensor(name: str, tensor: Any) -> TensorView:
+def view_tensor(name: str, tensor: Any) -> TensorView | DeviceView:
     """See a tensor as bits, without a copy.
 
     Raises:
         UnsupportedDType: an element type Weightwire has no code for.
-        UnsupportedLayout: not on the CPU, not strided, or not little-endian.
+        UnsupportedLayout: not in memory, not strided, or not little-endian.
     """
     if isinstance(tensor, np.ndarray):
         return _view_numpy(name, tensor)
@@ -146,7 +147,7 @@ def view_tensor(name: str, tensor: Any) -> TensorView:
         scalar.flags.writeable = False
         return _view_numpy(name, scalar)
     raise UnsupportedLayout(
-        f"{name!r} is a {type(tensor).__name__}; pass NumPy arrays, torch CPU tensors or DLPack"
+        f"{name!r} is a {type(tensor).__name__}; pass NumPy arrays, torch tensors or DLPack"
     )
 
 
@@ -204,17 +205,19 @@ def _view_numpy(name: str, array: npt.NDArray[Any]) -> TensorView:
     return TensorView(TensorSpec(name, dtype, array.shape), array.view(dtype.bits_dtype))
 
 
-def _view_torch(name: str, tensor: Any) -> TensorView:
+def _view_torch(name: str, tensor: Any) -> TensorView | DeviceView:
     torch = sys.modules["torch"]
-    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+    if tensor.device.type == "meta" or tensor.layout is not torch.strided:
         raise UnsupportedLayout(
-            f"{name!r} is a {tensor.layout} tensor on {tensor.device}; pass a strided CPU tensor"
+            f"{name!r} is a {tensor.layout} tensor on {tensor.device}; pass a strided one in memory"
         )
     dtype = torch_element_type(name, tensor.dtype)
     if tensor.is_conj() or tensor.is_neg():
         raise UnsupportedLayout(f"{name!r} is a lazy conjugate; pass tensor.resolve_conj()")
-    bits = torch_bits(tensor.detach(), dtype)
-    return TensorView(TensorSpec(name, dtype, tuple(tensor.shape)), bits)
+    spec = TensorSpec(name, dtype, tuple(tensor.shape))
+    if tensor.device.type != "cpu" or tensor.device.type in devices.TYPES:
+        return view_on_device(spec, tensor)
+    return TensorView(spec, torch_bits(tensor.detach(), dtype))
 
 
 def torch_bits(tensor: Any, dtype: DType) -> Bits:

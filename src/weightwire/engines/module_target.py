@@ -98,8 +98,8 @@ def tensors_of_state(state: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """A host-side state as torch tensors that share its memory."""
     import torch  # noqa: F401  as_torch finds it where it was imported
 
-    from weightwire.diff.views import as_torch, view_tensor
+    from weightwire.diff.views import TensorView, as_torch, view_tensor
 
     for name, array in state.items():
         view = view_tensor(name, array)
-        yield name, as_torch(view.array, view.spec.dtype)
+        yield name, as_torch(view.array, view.spec.dtype) if isinstance(view, TensorView) else array

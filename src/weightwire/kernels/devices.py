@@ -1,0 +1,32 @@
+"""Which memory the GPU kernels reach, and whether they load here."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from functools import cache
+from typing import Any
+
+_LOG = logging.getLogger(__name__)
+
+TYPES = {"cuda"}
+"""What torch calls the devices that Triton compiles for; ROCm's are among them, under the same name."""
+
+ELEMENT_BYTES = frozenset({1, 2, 4})
+"""Element sizes the kernels know; others are read through the host."""
+
+
+def is_reached(tensor: Any) -> bool:
+    """Whether GPU kernels can work on this torch tensor where it is."""
+    return tensor.device.type in TYPES and tensor.element_size() in ELEMENT_BYTES and is_ready()
+
+
+@cache
+def is_ready() -> bool:
+    """Whether Triton loads here; without it, tensors on a device are read through the host."""
+    try:
+        importlib.import_module("triton")
+    except ImportError as error:
+        _LOG.warning("Triton does not load (%s): tensors on a GPU are read through the host", error)
+        return False
+    return True
