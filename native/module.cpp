@@ -6,6 +6,7 @@
 #include <nanobind/stl/tuple.h>
 
 #include <atomic>
+#include <cstring>
 #include <memory>
 #include <string>
 
@@ -412,6 +413,32 @@ void scatter_all(const nb::list& items, size_t n_threads) {
     });
 }
 
+// Copies parts into one memory, one after the other, in slices that threads take in turn.
+// The caller keeps the parts alive.
+void join_parts(const nb::list& items, InOut<uint8_t> out, size_t n_threads) {
+    check_threads(n_threads);
+    constexpr size_t slice = size_t(1) << 20;
+    struct Slice {
+        const uint8_t* from;
+        size_t to, n;
+    };
+    std::vector<Slice> slices;
+    size_t at = 0;
+    for (const auto item : items) {
+        // Never converted: a copy would be gone before it is read.
+        const auto part = nb::cast<In<uint8_t>>(item, false);
+        if (part.size() > out.size() - at) throw std::invalid_argument("parts are larger than their room");
+        for (size_t first = 0; first < part.size(); first += slice)
+            slices.push_back({part.data() + first, at + first, std::min(slice, part.size() - first)});
+        at += part.size();
+    }
+    if (at != out.size()) throw std::invalid_argument("parts do not fill their room");
+    nb::gil_scoped_release release;
+    run_jobs(slices.size(), n_threads, [&] {
+        return [&](size_t job) { std::memcpy(out.data() + slices[job].to, slices[job].from, slices[job].n); };
+    });
+}
+
 // Writes like scatter, and gives the bits that were there.
 template <class T, class P>
 Out<T> exchange(InOut<T> bits, In<P> positions, In<T> now, size_t n_threads) {
@@ -538,6 +565,7 @@ NB_MODULE(_native, m) {
     bind_width<uint32_t>(m, "u32");
     bind_width<uint64_t>(m, "u64");
     m.def("scatter_all", &scatter_all);
+    m.def("join_parts", &join_parts);
     m.def("build_models", &build_models<int32_t>);
     m.def("build_models", &build_models<int64_t>);
 }

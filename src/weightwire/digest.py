@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from weightwire.codec.piece import piece_elements, thread_count
-from weightwire.diff.state import StateReader
+from weightwire.diff.state import StateReader, device_bits
 from weightwire.kernels import kernels
 from weightwire.model import Bits, TensorSpec
 
@@ -52,7 +52,10 @@ def digest_tensor(
     progress: Callable[[int], None] = lambda _: None,
     first_index: int = 0,
 ) -> TensorDigest:
-    """Digest of one tensor, read in pieces; it may be the part of another from an index on."""
+    """Digest of one tensor, where it is or read in pieces; it may be a part, from an index on."""
+    on_device = _digests_on_device(state, {name: first_index}, progress)
+    if on_device:
+        return on_device[name]
     spec, total = state.specs[name], TensorDigest()
     for start, stop in piece_ranges(spec):
         total += digest_bits(state.read(name, start, stop), first_index + start)
@@ -83,5 +86,35 @@ def digest_state(
     state: StateReader, progress: Callable[[int], None] = lambda _: None
 ) -> tuple[str, dict[str, TensorDigest]]:
     """A state's digest and that of each of its tensors."""
-    tensors = {name: digest_tensor(state, name, progress) for name in state.specs}
+    tensors = digest_tensors(state, dict.fromkeys(state.specs, 0), progress)
     return combine((state.specs[name], digest) for name, digest in tensors.items()), tensors
+
+
+def digest_tensors(
+    state: StateReader,
+    first_indices: Mapping[str, int],
+    progress: Callable[[int], None] = lambda _: None,
+) -> dict[str, TensorDigest]:
+    """Digests of some tensors, each from its first index on; those on a device at once, and there."""
+    found = _digests_on_device(state, first_indices, progress)
+    return {
+        name: found[name] if name in found else digest_tensor(state, name, progress, first)
+        for name, first in first_indices.items()
+    }
+
+
+def _digests_on_device(
+    state: StateReader, first_indices: Mapping[str, int], progress: Callable[[int], None]
+) -> dict[str, TensorDigest]:
+    """Of the tensors that are on a device; nothing is imported where none is."""
+    names = [name for name in first_indices if device_bits(state, name, 0, 0) is not None]
+    if not names:
+        return {}
+    from weightwire.diff.device_digest import device_lanes
+
+    found = {name: TensorDigest() for name in names}
+    for name, *lanes in device_lanes(state, {name: first_indices[name] for name in names}):
+        found[name] += TensorDigest(*lanes)
+    for name in names:
+        progress(state.specs[name].n_bytes)
+    return found

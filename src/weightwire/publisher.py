@@ -18,6 +18,8 @@ from weightwire.clock import Clock, SystemClock
 from weightwire.codec.index import PatchIndex
 from weightwire.diff.baseline import Baseline
 from weightwire.diff.compare import diff_states
+from weightwire.diff.device_room import DeviceBaseline
+from weightwire.diff.device_streams import reading
 from weightwire.diff.memory import State, open_state
 from weightwire.diff.moved import MoveGuard
 from weightwire.diff.places import Outline
@@ -61,6 +63,7 @@ class Publisher(Turns):
         codec: str = "compact",
         key: SigningKey | None = None,
         baseline: Path | None = None,
+        device_baseline: DeviceBaseline = None,
         anchors: AnchorPolicy | None = None,
         skips: tuple[int, ...] = (8, 64),
         companions: Path | None = None,
@@ -81,6 +84,9 @@ class Publisher(Turns):
             mode: ``observe`` measures and sends nothing; ``validate`` also decodes each patch as a
                 receiver would and compares it with the full state.
             baseline: keep the last committed state in a file there instead of in memory.
+            device_baseline: of tensors on a GPU, keep it there (True), in page-locked host memory
+                (False), or so many bytes there and the rest on the host; by default on the GPU as
+                long as a tenth of its memory stays free.
             companions: a folder with config and tokenizer files for the anchors.
             claim: fence an older publisher at once, with an empty version, or with the first version
                 that is published: for a publisher that lives for one version only.
@@ -96,7 +102,7 @@ class Publisher(Turns):
         self._state, self._mode, self._codec = state, mode, codec
         self._skip_empty, self._n_threads = skip_empty, n_threads
         self._on_published = on_published
-        self._baseline = Baseline(baseline)
+        self._baseline = Baseline(baseline, on_device=device_baseline)
         self._guard: MoveGuard | None = None
         if mode == "observe":
             return
@@ -161,19 +167,18 @@ class Publisher(Turns):
         began = self._clock.monotonic()
         live = open_state(self._state)
         if self._mode == "observe":
-            return self._observe(live, began)
+            return self._observe(live, guard, began)
         if self._head.needs_anchor:
             return self._read_whole(live, guard, began)
         return self._read_changes(live, guard, began)
 
-    def _observe(self, live: StateReader, began: float) -> Future[Published]:
+    def _observe(self, live: StateReader, guard: MoveGuard, began: float) -> Future[Published]:
         """Compare with the last state seen, count, and send nothing."""
         if not self._baseline.specs:
-            self._baseline.fill(live)
+            with reading(live, guard.moment):
+                self._baseline.fill(live)
         redo, sink = RedoLog(), NoUpload()
-        index = diff_states(
-            self._baseline, live, sink, self._codec, n_threads=self._n_threads, log=redo
-        )
+        index = self._diff(live, guard, sink, redo)
         self._baseline.advance(redo, live.specs, live.ties)
         published = self._describe(index, live, began, n_bytes=sink.n_bytes)
         self._on_published(published)
@@ -181,9 +186,7 @@ class Publisher(Turns):
 
     def _read_whole(self, live: StateReader, guard: MoveGuard, began: float) -> Future[Published]:
         """The first version, or a fresh start: everything is copied, and sent as an anchor."""
-        self._baseline.fill(live)
-        guard.check()
-        digest, _ = digest_state(self._baseline)
+        digest = self._fill(live, guard)
         n_elements = Outline(live.specs, live.ties).n_elements
         published = Published(
             version=self._head.version + 1,
@@ -197,6 +200,12 @@ class Publisher(Turns):
             step=self._step,
         )
         return self._commits.submit(self._send_whole, published)
+
+    def _fill(self, live: StateReader, guard: MoveGuard) -> str:
+        with reading(live, guard.moment):
+            self._baseline.fill(live)
+            guard.check()
+            return digest_state(self._baseline)[0]
 
     def _send_whole(self, published: Published) -> Published:
         began = self._clock.monotonic()
@@ -214,9 +223,7 @@ class Publisher(Turns):
         sink = UploadSink(self._run.store, folder, self._uploads)
         redo = RedoLog()
         try:
-            index = diff_states(
-                self._baseline, live, sink, self._codec, n_threads=self._n_threads, log=redo
-            )
+            index = self._diff(live, guard, sink, redo)
             guard.check()
         except BaseException:
             sink.abandon()
@@ -230,6 +237,15 @@ class Publisher(Turns):
         if self._mode != "validate":
             return self._commits.submit(self._send, pending, index, sink)
         return self._validate(pending, index, sink, live)
+
+    def _diff(
+        self, live: StateReader, guard: MoveGuard, sink: UploadSink | NoUpload, redo: RedoLog
+    ) -> PatchIndex:
+        with reading(live, guard.moment):
+            self._baseline.join(live)
+            return diff_states(
+                self._baseline, live, sink, self._codec, n_threads=self._n_threads, log=redo
+            )
 
     def _start_fresh(
         self, live: StateReader, guard: MoveGuard, sink: UploadSink, redo: RedoLog, began: float

@@ -115,6 +115,7 @@ class Subscriber:
 
         Args:
             target: a torch module, a mapping of names to tensors, or the path of a checkpoint folder.
+                Tensors on a GPU are staged, written and read back there.
             key: follow only what this public key signed.
             worker: the name on this receiver's receipts; by default host and process.
             cache: keep anchors and patches there, so that a restart need not fetch them again.

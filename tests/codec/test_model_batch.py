@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import weightwire as ww
+from weightwire.codec.batch_bytes import batch_bytes
 from weightwire.codec.classes import (
     build_model,
     choose_chunk_log2,
@@ -18,6 +19,7 @@ from weightwire.codec.classes import (
     sums_by_class,
 )
 from weightwire.codec.model_batch import MAX_COUNT, ModelBatch, build_models
+from weightwire.codec.model_bytes import model_bytes
 from weightwire.errors import StopError
 from weightwire.kernels.contract import N_CLASSES, N_TOKENS, Survey
 from weightwire.kernels.steps import max_token
@@ -86,6 +88,9 @@ def assert_same_models(surveys: list[Survey], dtype: DType) -> None:
     assert len(batch) == len(surveys)
     assert [batch.model(i) for i in range(len(batch))] == [build_model(s, dtype) for s in surveys]
     assert batch.chunk_log2.tolist() == [choose_chunk_log2(s) for s in surveys]
+    assert batch_bytes(batch, range(len(batch))) == [
+        model_bytes(batch.model(i), int(batch.chunk_log2[i])) for i in range(len(batch))
+    ]
     past = np.arange(N_TOKENS) >= batch.n_tokens[:, :, None]
     assert not batch.frequencies[past].any()
     assert batch.frequencies.sum(axis=2).tolist() == [[4096] * N_CLASSES] * len(surveys)

@@ -21,7 +21,7 @@ from weightwire.errors import StateMoved
 from weightwire.model import Changes
 from weightwire.store.upload import NoUpload
 
-MODULE = import_module("weightwire.diff.baseline")
+MODULE = import_module("weightwire.diff.frozen")
 
 
 def read_all(state: StateReader) -> dict[str, bytes]:

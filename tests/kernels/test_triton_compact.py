@@ -18,7 +18,6 @@ from weightwire.model import Bits, DType, dtype_named
 pytest.importorskip("triton", reason="triton is not installed: nothing to compare with")
 
 from weightwire.codec.device_pieces import decode_pieces, encode_pieces
-from weightwire.kernels.triton.collect import TILE_ELEMENTS
 from weightwire.kernels.triton.encode import encode_compact_all
 from weightwire.kernels.triton.models import arrays_of
 from weightwire.kernels.triton.slabs import Work
@@ -74,7 +73,7 @@ def pieces_of(rng: np.random.Generator, dtype: DType, scale: int) -> list[tuple[
         (1, 1.0, 0.0),
         (0, 0.0, 0.0),
         (700, 0.0, 0.0),
-        (TILE_ELEMENTS + 76, 0.012, 0.004),
+        (1100, 0.012, 0.004),
         (40, 0.9, 0.0),
         (4097 * scale, 0.004, 0.0005),
     ]
@@ -104,48 +103,61 @@ def test_bytes_and_changes_are_those_of_the_reference(name: str, device: torch.d
     dtype, rng = dtype_named(name), np.random.default_rng(7)
     pairs = pieces_of(rng, dtype, 1 if device.type == "cpu" else 400)
     olds, news = ([on(device, bits) for bits in side] for side in zip(*pairs, strict=True))
-    coded = encode_pieces(olds, news, dtype, budget_bytes=BUDGET, keep_changes=True)
+    coded = encode_pieces(olds, news, dtype, budget_bytes=BUDGET)
     for (old, new), piece in zip(pairs, coded, strict=True):
         wanted = encode_piece(old, new, dtype, n_threads=1)
         assert_same(piece.streams, wanted.streams)
         assert piece.on_host().model == wanted.model
         assert piece.chunk_log2 == wanted.chunk_log2
-        at = np.flatnonzero(old != new)
-        assert piece.changes is not None
-        assert on_host(piece.changes.positions, np.uint32).tolist() == at.tolist()
-        assert on_host(piece.changes.bits, old.dtype).tobytes() == new[at].tobytes()
     for (old, new), changes in zip(pairs, decode_pieces(olds, coded, dtype), strict=True):
         assert_turns(old, new, changes)
 
 
-def test_a_tile_with_more_changes_than_its_sample_foretold_is_looked_at_again(
-    device: torch.device,
+def test_pieces_with_more_changes_than_their_samples_foretold_are_coded_again(
+    device: torch.device, caplog: pytest.LogCaptureFixture
 ) -> None:
     dtype, rng = dtype_named("BF16"), np.random.default_rng(3)
-    old = weights(rng, 3 * TILE_ELEMENTS, dtype)
+    old = weights(rng, 8192, dtype)
     new = old.copy()
-    new[TILE_ELEMENTS + 5 : TILE_ELEMENTS + 105] ^= 1
+    new[5:5000] ^= 1
     calm = changed(rng, old, 0.003)
     pairs = [(old, calm), (old, new), (old, calm)]
     surveys = [NATIVE.survey(a, b, dtype) for a, b in pairs]
     models = [build_model(survey, dtype) for survey in surveys]
     chunks = np.array([choose_chunk_log2(survey) for survey in surveys], dtype=np.int64)
     olds, news = ([on(device, bits) for bits in side] for side in zip(*pairs, strict=True))
-    work = Work(olds, news, dtype, arrays_of(models), chunks, np.full(3, 0.003))
-    found = encode_compact_all(work, budget_bytes=BUDGET, keep_changes=True)
+    work = Work(olds, news, dtype, arrays_of(models), chunks, np.zeros(3))
+    with caplog.at_level("INFO"):
+        found = encode_compact_all(work, budget_bytes=BUDGET)
+    assert "once more" in caplog.text
     for (a, b), model, chunk, coded in zip(pairs, models, chunks.tolist(), found, strict=True):
-        assert_same(coded.streams, NATIVE.encode_compact(a, b, dtype, model, chunk, 1))
-        assert coded.changes is not None
-        assert (
-            on_host(coded.changes.positions, np.uint32).tolist() == np.flatnonzero(a != b).tolist()
-        )
+        assert_same(coded, NATIVE.encode_compact(a, b, dtype, model, chunk, 1))
+
+
+def test_slabs_give_the_bytes_of_all_pieces_at_once(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weightwire.kernels.triton.slabs.MIN_BUDGET", 5000)
+    dtype, rng = dtype_named("BF16"), np.random.default_rng(8)
+    pairs = [
+        (old, changed(rng, old, 0.02)) for old in [weights(rng, 3000, dtype) for _ in range(5)]
+    ]
+    surveys = [NATIVE.survey(a, b, dtype) for a, b in pairs]
+    models = [build_model(survey, dtype) for survey in surveys]
+    chunks = np.array([choose_chunk_log2(survey) for survey in surveys], dtype=np.int64)
+    olds, news = ([on(device, bits) for bits in side] for side in zip(*pairs, strict=True))
+    work = Work(olds, news, dtype, arrays_of(models), chunks, np.full(5, 0.02))
+    for (a, b), model, chunk, coded in zip(
+        pairs, models, chunks.tolist(), encode_compact_all(work, budget_bytes=0), strict=True
+    ):
+        assert_same(coded, NATIVE.encode_compact(a, b, dtype, model, chunk, 1))
 
 
 def test_chunks_with_more_exceptions_than_there_is_room_for_are_coded_on_the_host(
     device: torch.device,
 ) -> None:
     dtype, rng = dtype_named("BF16"), np.random.default_rng(4)
-    old = weights(rng, 8 * TILE_ELEMENTS, dtype)
+    old = weights(rng, 8192, dtype)
     new = changed(rng, old, 0.0, wild=0.02)
     # A model of single steps: every change is an exception.
     calm = changed(rng, old, 0.0)
@@ -154,12 +166,8 @@ def test_chunks_with_more_exceptions_than_there_is_room_for_are_coded_on_the_hos
     model, chunk = build_model(survey, dtype), 16
     work = Work([on(device, old)], [on(device, new)], dtype, arrays_of([model]),
                 np.array([chunk]), np.array([0.02]))  # fmt: skip
-    (found,) = encode_compact_all(work, budget_bytes=BUDGET, keep_changes=True)
-    assert_same(found.streams, NATIVE.encode_compact(old, new, dtype, model, chunk, 1))
-    assert found.changes is not None
-    at = np.flatnonzero(old != new)
-    assert on_host(found.changes.positions, np.uint32).tolist() == at.tolist()
-    assert on_host(found.changes.bits, np.uint16).tobytes() == new[at].tobytes()
+    (found,) = encode_compact_all(work, budget_bytes=BUDGET)
+    assert_same(found, NATIVE.encode_compact(old, new, dtype, model, chunk, 1))
 
 
 @pytest.fixture(scope="module")

@@ -242,7 +242,7 @@ def test_baseline_that_goes_bad_in_memory_is_noticed_and_everything_is_sent() ->
     store, state = MemoryStore(), weights()
     with publisher(store, state) as pub:
         pub.publish().result()
-        pub._baseline._arrays["mlp"][7] ^= 1
+        pub._baseline._held["mlp"].array[7] ^= 1
         train(state, 1)
         done = pub.publish().result()
         assert done.n_changed == done.n_elements
@@ -261,7 +261,7 @@ def test_no_anchor_is_offered_of_a_baseline_that_went_bad() -> None:
 
         def advance_badly(*arguments: object) -> None:
             advance(*arguments)  # type: ignore[arg-type]
-            pub._baseline._arrays["norm"][3] ^= 1
+            pub._baseline._held["norm"].array[3] ^= 1
 
         pub._baseline.advance = advance_badly  # type: ignore[method-assign, assignment]
         train(state, 2)

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightwire.apply.device_stream import settle
+from weightwire.apply.device_writes import DeviceWrites
+from weightwire.apply.launches import Launches, find_launches, with_copies
 from weightwire.apply.proof import require_base, require_target
 from weightwire.apply.staging import Staging
 from weightwire.codec.patch import Patch
 from weightwire.codec.piece import thread_count
+from weightwire.diff.device_views import DeviceView
 from weightwire.diff.memory import MemoryState, State, tensors_of
-from weightwire.diff.views import new_like
+from weightwire.diff.views import TensorView, new_like
 from weightwire.digest import digest_tensor
 from weightwire.errors import TargetMismatch, UnsupportedLayout
 from weightwire.model import Bits, Changes, TensorSpec
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -36,6 +43,10 @@ class Staged:
     removed: tuple[str, ...]
     names: tuple[str, ...]
     """One name of each storage; others may share it, and must not be taken for it."""
+    launches: Launches
+    """Further writes: those that a device has itself, for tensors that it holds."""
+    devices: frozenset[torch.device]
+    """All that are written to, in either way."""
 
 
 @dataclass(frozen=True)
@@ -92,20 +103,35 @@ def ready(state: State, memory: MemoryState, staging: Staging) -> Staged:
         raise UnsupportedLayout(
             "the patch adds, removes, ties or reshapes tensors; pass a dict, not a module"
         )
-    writes = tuple(staging.writes())
-    for name in {name for name, _, _ in writes}:
-        for each in (name, *copies.get(name, ())):
-            memory.views[each].require_writable()
-    return Staged(writes, fresh, copies, retied, dict(tied), removed, tuple(memory.views))
+    launches = find_launches(state, memory, copies, staging.device_writes())
+    others = [name for name in staging.changed_names if name not in launches.names]
+    writes = tuple(staging.writes(others))
+    written = {name for name, _, _ in writes} | launches.names
+    views = [memory.views[each] for name in written for each in with_copies(copies, name)]
+    for view in views:
+        view.require_writable()
+    return Staged(
+        writes,
+        fresh,
+        copies,
+        retied,
+        dict(tied),
+        removed,
+        tuple(memory.views),
+        launches,
+        frozenset(view.tensor.device for view in views if isinstance(view, DeviceView)),
+    )
 
 
 def activate(state: State, staged: Staged, *, n_threads: int | None = None) -> None:
     """Overwrite live tensors with what was staged; safe to repeat after an interruption."""
     made = _make_fresh(state, staged)
-    memory = view_live(state, staged.tied, staged.names)
-    for name, start, changes in staged.writes:
-        for each in (name, *staged.copies.get(name, ())):
-            memory.views[each].write(start, changes, thread_count(n_threads))
+    beside = _launches(state, staged)
+    settle(staged.devices)
+    beside.write()
+    for view, start, changes in _views_of(state, staged):
+        view.write(start, changes, thread_count(n_threads))
+    settle(staged.devices)
     if isinstance(state, MutableMapping):
         _restructure(state, staged, made)
 
@@ -116,13 +142,32 @@ def check_written(state: State, staged: Staged) -> None:
     Raises:
         TargetMismatch: live memory holds something else; names the tensor.
     """
-    memory = view_live(state, staged.tied, staged.names)
+    wrong = _launches(state, staged).first_wrong() or next(
+        (
+            view.spec.name
+            for view, start, changes in _views_of(state, staged)
+            if not view.holds(start, changes, thread_count())
+        ),
+        None,
+    )
+    if wrong is not None:
+        raise TargetMismatch(
+            f"tensor {wrong!r:.200}: live memory is not what was just written to it"
+        )
+
+
+def _launches(state: State, staged: Staged) -> DeviceWrites:
+    return staged.launches.now(state, lambda: view_live(state, staged.tied, staged.names))
+
+
+def _views_of(
+    state: State, staged: Staged
+) -> Iterator[tuple[TensorView | DeviceView, int, Changes]]:
+    """Where the host's changes go, as it is now."""
+    views = view_live(state, staged.tied, staged.names).views if staged.writes else {}
     for name, start, changes in staged.writes:
-        for each in (name, *staged.copies.get(name, ())):
-            if not memory.views[each].holds(start, changes, thread_count()):
-                raise TargetMismatch(
-                    f"tensor {each!r:.200}: live memory is not what was just written to it"
-                )
+        for each in with_copies(staged.copies, name):
+            yield views[each], start, changes
 
 
 def view_live(

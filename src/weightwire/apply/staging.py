@@ -2,13 +2,15 @@
 
 Every bucket is seen once and every piece is proven before and after. What is kept is the net
 change, so a chain of patches costs no more memory than what differs in the end. Where a receiver
-holds only some elements, only the chunks with those are decoded.
+holds only some elements, only the chunks with those are decoded. Where the state is on a device
+with kernels, decoding happens there and what changes stays there, until someone asks for it here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from weightwire.apply.device_staging import DeviceStaging, DeviceWrite
 from weightwire.apply.needs import Needs, Span, whole
 from weightwire.apply.pages import Pages
 from weightwire.apply.partial import chunks_around, partial_changes
@@ -49,6 +51,10 @@ class Staging:
         self._specs = dict(live.specs)
         self._ties = dict(live.ties)
         self._changed: dict[str, Pages] = {}
+        """What the host decoded. A tensor's changes are kept here or on its device, never in both."""
+        self._beside = DeviceStaging(live)
+        self._brought: dict[str, Pages] = {}
+        """Copies of what is kept on a device, for stages that work here."""
         self._fresh: dict[str, Bits] = {}
         self._spill = Spill()
         self.digests: Mapping[str, TensorDigest] = digests or {}
@@ -83,11 +89,24 @@ class Staging:
         """Whether the result lacks tensors that the state below has."""
         return any(name not in self._specs for name in self._live.specs)
 
-    def writes(self) -> Iterator[tuple[str, int, Changes]]:
-        """Tensor, first element of a page, and the net changes within it: each place once."""
-        for name, pages in self._changed.items():
-            for start, changes in pages:
+    @property
+    def changed_names(self) -> tuple[str, ...]:
+        """The tensors with changes, here or on a device; those made anew are not among them."""
+        return (*self._changed, *self._beside.names)
+
+    def writes(self, names: Collection[str] | None = None) -> Iterator[tuple[str, int, Changes]]:
+        """Tensor, first element of a page, and the net changes within it: each place once.
+
+        Of some tensors or of all. What is kept on a device is copied to the host for it.
+        """
+        for name in self.changed_names:
+            pages = self._pages(name) if names is None or name in names else None
+            for start, changes in pages or ():
                 yield name, start, changes
+
+    def device_writes(self) -> Iterator[DeviceWrite]:
+        """Those changes that are kept on a device; where two list one place, they agree on its bits."""
+        return iter(self._beside)
 
     def take(self, patch: Patch) -> None:
         """Decode one more patch.
@@ -98,14 +117,19 @@ class Staging:
         """
         self._check_unchanged(patch)
         made: dict[str, Bits] = {}
+        self._brought = {}
         for record in patch.walk():
             self._decode(record, made)
+        self._decode_beside(made)
+        self._beside.wait()
         specs = target_specs(self._specs, patch)
         check_promise(patch, specs)
         self._fresh = {n: b for n, b in {**self._fresh, **made}.items() if n in specs}
         self._changed = {
             n: p for n, p in self._changed.items() if n in specs and n not in self._fresh
         }
+        self._beside.drop([n for n in self._beside.names if n not in specs or n in self._fresh])
+        self._brought = {}
         self._specs, self._ties = specs, dict(patch.index.tied)
         self.digests = tensor_digests(patch, base=False)
 
@@ -114,7 +138,7 @@ class Staging:
         if name in self._fresh:
             return self._fresh[name][start:stop]
         bits = self._live.read(name, start, stop)
-        pages = self._changed.get(name)
+        pages = self._pages(name)
         return bits if pages is None else pages.lay_over(start, bits)
 
     def _check_unchanged(self, patch: Patch) -> None:
@@ -135,9 +159,50 @@ class Staging:
         check_base_spec(self._specs.get(head.spec.name), head)
         kept, piece = self._kept(head), Span(head.start, head.stop)
         if kept.covers(piece):
-            self._decode_whole(record, made)
+            self._count(head.n_changed, head.n_elements)
+            if not self._goes_beside(record, made):
+                self._decode_whole(record, made)
         elif kept & piece:
             self._decode_part(record, kept)
+
+    def _goes_beside(self, record: Record, made: dict[str, Bits]) -> bool:
+        """Whether a device decodes this record; one full batch is decoded at a time."""
+        head, name = record.head, record.head.spec.name
+        if head.is_fresh or name in self._fresh or name in self._changed:
+            return False
+        is_taken = self._beside.takes(record)
+        is_torn = not is_taken and self._beside.has(name)
+        if is_torn or self._beside.is_full:
+            self._decode_beside(made)
+        if is_torn:
+            self._move_here([name])
+        return is_taken
+
+    def _decode_beside(self, made: dict[str, Bits]) -> None:
+        """Decode what waits for a device; all goes on here where that has no room."""
+        left = self._beside.decode()
+        if left:
+            self._move_here(self._beside.names)
+        for record in left:
+            self._decode_whole(record, made)
+
+    def _move_here(self, names: Iterable[str]) -> None:
+        """Keep changes here that were on a device."""
+        for name in {*names} & {*self._beside.names}:
+            self._changed[name] = self._copied(name)
+            self._beside.drop([name])
+
+    def _pages(self, name: str) -> Pages | None:
+        """A tensor's changes, wherever they are kept."""
+        if name not in self._changed and name not in self._brought and name in self._beside.names:
+            self._brought[name] = self._copied(name)
+        return self._changed.get(name) or self._brought.get(name)
+
+    def _copied(self, name: str) -> Pages:
+        pages = Pages(piece_elements(self._specs[name].dtype), self._spill)
+        for start, changes in self._beside.on_host(name):
+            pages.add(start, changes)
+        return pages
 
     def _kept(self, head: RecordHead) -> Span:
         if self._needs is None or head.is_fresh or head.spec.name in self._fresh:
@@ -148,7 +213,6 @@ class Staging:
         head = record.head
         old = self.read(head.spec.name, head.start, head.stop)
         changes = proven_changes(record, old)
-        self._count(head.n_changed, head.n_elements)
         if head.is_fresh:
             new = room_for(made, head)
             new[:] = old

@@ -87,9 +87,10 @@ class SwapTarget:
             view_tensor(name, self._back[name]).write(start, changes, self._n_threads)
 
     def _copies(self, staging: Staging) -> dict[str, Any]:
-        neighbour = next((tensor for _, tensor in tensors_of(self._state)), None)
+        live = dict(tensors_of(self._state))
+        neighbour = next(iter(live.values()), None)
         return {
-            name: new_like(spec, staging.read(name, 0, spec.n_elements), neighbour)
+            name: new_like(spec, staging.read(name, 0, spec.n_elements), live.get(name, neighbour))
             for name, spec in staging.specs.items()
         }
 

@@ -15,8 +15,12 @@ from weightwire.model import DType
 def body_bytes(piece: EncodedPiece) -> bytes:
     """The body of a record."""
     model = b"" if piece.model is None else model_bytes(piece.model, piece.chunk_log2)
-    directory = piece.streams.directory.astype("<u4").tobytes()
-    return model + directory + piece.streams.payload.tobytes()
+    return joined_body(model, piece.streams)
+
+
+def joined_body(model: bytes, streams: Streams) -> bytes:
+    """The same, from a model that is bytes already; the plain codec has none."""
+    return b"".join((model, streams.directory.astype("<u4").tobytes(), streams.payload.tobytes()))
 
 
 def parse_body(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DevicePiece:
-    """A coded piece: streams on the host, and its changes on the device where they were kept."""
+    """A coded piece: streams on the host, and how they were coded."""
 
     n_elements: int
     streams: Streams
@@ -34,7 +34,6 @@ class DevicePiece:
     """None for the plain codec."""
     number: int
     """Of its model, which is made when it is asked for."""
-    changes: DeviceChanges | None
 
     @property
     def chunk_log2(self) -> int:
@@ -64,7 +63,6 @@ def encode_pieces(
     codec: str = "compact",
     *,
     budget_bytes: int,
-    keep_changes: bool = False,
     n_threads: int | None = None,
 ) -> list[DevicePiece]:
     """Code what changes in pieces of one element type; at most ``budget_bytes`` are allocated.
@@ -82,7 +80,7 @@ def encode_pieces(
         return []
     survey = survey_all(olds, news, dtype).to_host()
     if codec == "plain":
-        return _encode_plain(olds, news, dtype, survey, budget_bytes, keep_changes)
+        return _encode_plain(olds, news, dtype, survey, budget_bytes)
     by_class, changed = survey.n_by_class.numpy(), survey.n_changed.numpy()
     models = build_models(
         survey.base_key.numpy(), by_class, changed, dtype, thread_count(n_threads)
@@ -91,10 +89,10 @@ def encode_pieces(
     work = Work(
         olds, news, dtype, _batch_arrays(models), chunk_log2s, _listed_rates(survey, models)
     )
-    coded = encode_compact_all(work, budget_bytes=budget_bytes, keep_changes=keep_changes)
+    coded = encode_compact_all(work, budget_bytes=budget_bytes)
     return [
-        DevicePiece(old.numel(), each.streams, models, number, each.changes)
-        for number, (old, each) in enumerate(zip(olds, coded, strict=True))
+        DevicePiece(old.numel(), streams, models, number)
+        for number, (old, streams) in enumerate(zip(olds, coded, strict=True))
     ]
 
 
@@ -104,18 +102,15 @@ def _encode_plain(
     dtype: DType,
     survey: SurveyBatch,
     budget_bytes: int,
-    keep_changes: bool,
 ) -> list[DevicePiece]:
     from weightwire.kernels.triton.plain_encode import encode_plain_all
 
     n_changed = survey.n_changed.numpy().sum(axis=(1, 2), dtype=np.float64)
     rates = n_changed / np.maximum(survey.n_by_class.numpy().sum(axis=1), 1)
-    coded = encode_plain_all(
-        olds, news, dtype, rates, budget_bytes=budget_bytes, keep_changes=keep_changes
-    )
+    coded = encode_plain_all(olds, news, dtype, rates, budget_bytes=budget_bytes)
     return [
-        DevicePiece(old.numel(), each.streams, None, number, each.changes)
-        for number, (old, each) in enumerate(zip(olds, coded, strict=True))
+        DevicePiece(old.numel(), streams, None, number)
+        for number, (old, streams) in enumerate(zip(olds, coded, strict=True))
     ]
 
 
@@ -200,7 +195,7 @@ def _tokens(models: ModelBatch) -> npt.NDArray[np.uint8]:
 def _listed_rates(survey: SurveyBatch, models: ModelBatch) -> npt.NDArray[np.float64]:
     """Of every piece's sample, how much changed or is expected to."""
     by_class = survey.n_by_class.numpy().astype(np.float64)
-    changed = survey.n_changed.numpy().sum(axis=2)
+    changed = survey.n_changed.sum(dim=2).numpy()
     listed = np.where(models.expected, by_class, changed).sum(axis=1)
     rates: npt.NDArray[np.float64] = listed / np.maximum(by_class.sum(axis=1), 1)
     return rates

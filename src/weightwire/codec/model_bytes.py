@@ -15,18 +15,22 @@ from weightwire.kernels.steps import max_token
 from weightwire.model import DType
 
 _HEAD = struct.Struct("<BBH")
-_SAME_TABLE = 0xFF
-_EXPECTED = 0x10
+SAME_TABLE = 0xFF
+"""Where a table's first token would stand: this class has the table of the one before."""
+EXPECTED = 0x10
+"""The bit beside a class's weight."""
+TWO_BYTES = 0x80
+"""Frequencies from here on take two bytes, the first with this bit."""
 
 
 def model_bytes(model: ClassModel, chunk_log2: int) -> bytes:
     """The model, padded to whole words."""
     out = bytearray(_HEAD.pack(chunk_log2, 0, model.base_key))
     for log2_weight, expected in zip(model.log2_weights, model.expected, strict=True):
-        out.append(log2_weight | (_EXPECTED if expected else 0))
+        out.append(log2_weight | (EXPECTED if expected else 0))
     previous = None
     for table in model.steps:
-        out += bytes([_SAME_TABLE]) if table == previous else _table_bytes(table)
+        out += bytes([SAME_TABLE]) if table == previous else _table_bytes(table)
         previous = table
     return bytes(out) + bytes(-len(out) % 4)
 
@@ -44,15 +48,15 @@ def parse_model(body: npt.NDArray[np.uint8], dtype: DType) -> tuple[ClassModel, 
     if base_key > dtype.key_mask:
         raise MalformedRecord(f"class window starts at {base_key}, past every key")
     classes = cursor.take(N_CLASSES)
-    if any(c & ~_EXPECTED > MAX_LOG2_WEIGHT for c in classes) or classes[-1]:
+    if any(c & ~EXPECTED > MAX_LOG2_WEIGHT for c in classes) or classes[-1]:
         raise MalformedRecord("a class weight is out of range")
     steps: list[StepTable] = []
     for _ in classes:
         steps.append(_parse_table(cursor, steps, dtype))
     if any(cursor.take(-cursor.at % 4)):
         raise MalformedRecord("a class model's padding is not zero")
-    log2_weights = tuple(c & ~_EXPECTED for c in classes)
-    expected = tuple(bool(c & _EXPECTED) for c in classes)
+    log2_weights = tuple(c & ~EXPECTED for c in classes)
+    expected = tuple(bool(c & EXPECTED) for c in classes)
     return ClassModel(base_key, log2_weights, expected, tuple(steps)), chunk_log2, cursor.at
 
 
@@ -79,18 +83,18 @@ def _table_bytes(table: StepTable) -> bytes:
     out = bytearray([table.tokens[0], len(table.tokens)])
     if len(table.tokens) > 1:
         for frequency in table.frequencies:
-            out += bytes([frequency]) if frequency < 0x80 else _two_bytes(frequency)
+            out += bytes([frequency]) if frequency < TWO_BYTES else _two_bytes(frequency)
     return bytes(out)
 
 
 def _two_bytes(frequency: int) -> bytes:
     """Frequencies of 128 and more: seven low bits with the top bit set, then the rest."""
-    return bytes([0x80 | frequency & 0x7F, frequency >> 7])
+    return bytes([TWO_BYTES | frequency & 0x7F, frequency >> 7])
 
 
 def _parse_table(cursor: _Cursor, before: list[StepTable], dtype: DType) -> StepTable:
     first = cursor.byte()
-    if first == _SAME_TABLE:
+    if first == SAME_TABLE:
         if not before:
             raise MalformedRecord("the first step table refers to one before it")
         return before[-1]
@@ -105,8 +109,8 @@ def _parse_frequencies(cursor: _Cursor, count: int) -> tuple[int, ...]:
     frequencies = []
     for _ in range(count):
         low = cursor.byte()
-        frequency = low if low < 0x80 else low & 0x7F | cursor.byte() << 7
-        if low >= 0x80 and frequency < 0x80:
+        frequency = low if low < TWO_BYTES else low & 0x7F | cursor.byte() << 7
+        if low >= TWO_BYTES and frequency < TWO_BYTES:
             raise MalformedRecord("a step table says a small frequency in two bytes")
         frequencies.append(frequency)
     if sum(frequencies) != PROBABILITY_SUM or 0 in frequencies:

@@ -93,7 +93,7 @@ def proven_full(record: Record) -> Changes:
         TargetMismatch, MalformedRecord: the patch is not what it says.
     """
     changes = record.changes(None)
-    _check_target(record.head, digest_bits(changes.bits, record.head.start))
+    check_target_digest(record.head, digest_bits(changes.bits, record.head.start))
     return changes
 
 
@@ -106,19 +106,33 @@ def proven_changes(record: Record, old: Bits) -> Changes:
     """
     head = record.head
     found = digest_bits(old, head.start)
+    check_base_digest(head, found)
+    changes = record.changes(old)
+    before = digest_at(changes.positions, old[changes.positions], head.start)
+    after = digest_at(changes.positions, changes.bits, head.start)
+    check_target_digest(head, found - before + after)
+    return changes
+
+
+def check_base_digest(head: RecordHead, found: TensorDigest) -> None:
+    """Refuse old bits that a record was not made for.
+
+    Raises:
+        BaseMismatch: names the tensor.
+    """
     if found != head.base_digest:
         raise BaseMismatch(
             f"tensor {head.key!r}: its bits have digest {found}, the patch needs"
             f" {head.base_digest}; nothing was written; start from the version it was made for"
         )
-    changes = record.changes(old)
-    before = digest_at(changes.positions, old[changes.positions], head.start)
-    after = digest_at(changes.positions, changes.bits, head.start)
-    _check_target(head, found - before + after)
-    return changes
 
 
-def _check_target(head: RecordHead, found: TensorDigest) -> None:
+def check_target_digest(head: RecordHead, found: TensorDigest) -> None:
+    """Refuse new bits that are not those a record promises.
+
+    Raises:
+        TargetMismatch: names the tensor.
+    """
     if found != head.target_digest:
         raise TargetMismatch(
             f"tensor {head.key!r}: patched bits have digest {found}, the patch promises"

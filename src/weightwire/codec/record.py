@@ -5,16 +5,21 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from weightwire import limits
-from weightwire.codec.body import body_bytes, parse_body
+from weightwire.codec.body import body_bytes, joined_body, parse_body
 from weightwire.codec.piece import Codec, EncodedPiece, decode_piece
 from weightwire.digest import TensorDigest
 from weightwire.errors import CorruptStream, MalformedRecord
+from weightwire.kernels.contract import Streams
 from weightwire.model import Bits, Changes, TensorSpec, dtype_coded
+
+if TYPE_CHECKING:
+    from weightwire.codec.device_pieces import DevicePiece
 
 _FIXED = struct.Struct("<BBBBIQQQQQQQ")
 _SAME_SHAPE = 0xFF
@@ -106,8 +111,18 @@ class Record:
 
 def patch_record(head: RecordHead, piece: EncodedPiece) -> Record:
     """The record of a coded piece."""
-    head = replace(head, kind=KIND_OF_CODEC[piece.codec], n_changed=piece.n_changed)
-    return Record(head, np.frombuffer(body_bytes(piece), dtype=np.uint8))
+    return _record(head, piece.codec, piece.streams, body_bytes(piece))
+
+
+def device_record(head: RecordHead, piece: DevicePiece, model: bytes) -> Record:
+    """The same of a piece that was coded on a device, with its model as ``model_bytes_of`` gives it."""
+    codec: Codec = "plain" if piece.models is None else "compact"
+    return _record(head, codec, piece.streams, joined_body(model, piece.streams))
+
+
+def _record(head: RecordHead, codec: Codec, streams: Streams, body: bytes) -> Record:
+    head = replace(head, kind=KIND_OF_CODEC[codec], n_changed=streams.n_changed)
+    return Record(head, np.frombuffer(body, dtype=np.uint8))
 
 
 def full_record(head: RecordHead, bits: Bits) -> Record:

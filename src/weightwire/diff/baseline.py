@@ -6,50 +6,51 @@ it can be frozen: an anchor or a skip patch is made from one while the baseline 
 
 from __future__ import annotations
 
-import mmap
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from weightwire.checkpoint import Checkpoint
 from weightwire.checkpoint.file_names import SINGLE_NAME
 from weightwire.checkpoint.writer import write_state
-from weightwire.codec.piece import thread_count
 from weightwire.codec.record import Kind, RecordHead
-from weightwire.diff.overlay import first_of, overlay, room_for
-from weightwire.diff.spill import Spill
-from weightwire.diff.state import StateReader
-from weightwire.digest import piece_ranges
+from weightwire.diff.device_advance import stage_next
+from weightwire.diff.device_room import DeviceBaseline, DeviceRoom
+from weightwire.diff.device_streams import devices_of, own_streams
+from weightwire.diff.frozen import Frozen
+from weightwire.diff.held import Held, HeldOnHost
+from weightwire.diff.overlay import room_for
+from weightwire.diff.redo import RedoLog
+from weightwire.diff.state import StateReader, device_bits
 from weightwire.durable import typed_disk_errors
-from weightwire.errors import DiskTrouble, NotACheckpoint, RetryError, StateMoved, StopError
-from weightwire.kernels import kernels
+from weightwire.errors import NotACheckpoint, RetryError, StopError
 from weightwire.model import Bits, Changes, TensorSpec
 
-_MAX_UNDOS = 8
-"""Entries per piece before they are made one."""
-
-_UNDO_BYTES = 64 << 20
-"""What a frozen view keeps in memory; the rest is in a temporary file."""
-
-_MAX_UNDO_SHARE = 4
-"""The file's cap, in sizes of the state: where so much changes, patches are as large as anchors."""
+if TYPE_CHECKING:
+    import torch
 
 
 class Baseline:
-    """Implements ``StateReader`` over arrays of its own: in memory, or mapped from a file.
+    """A state of its own: in memory, on the devices of the state it follows, or mapped from a file.
 
-    The file is a plain safetensors checkpoint. A crash can leave it between two versions; whoever
-    opens it again finds out by its digest.
+    Implements ``StateReader``, ``DeviceReader`` and ``DeviceMaker``. The file is a plain safetensors
+    checkpoint. A crash can leave it between two versions; whoever opens it again finds out by its
+    digest.
+
+    What a state has on a device is kept there while there is room, and otherwise in page-locked
+    memory, from where each piece is copied to the device whenever it is read there. Work on devices
+    is done on streams of its own, and is over when a method returns.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, *, on_device: DeviceBaseline = None) -> None:
         """Begin empty, or with what an earlier process left in ``folder``."""
-        self._folder = folder
+        self._folder, self._on_device = folder, on_device
         self._specs: dict[str, TensorSpec] = {}
         self._ties: dict[str, str] = {}
-        self._arrays: dict[str, Bits] = {}
+        self._held: dict[str, Held] = {}
         self._frozen: list[Frozen] = []
         self._lock = threading.RLock()
         if folder is not None:
@@ -76,8 +77,16 @@ class Baseline:
         return sum(frozen.n_bytes for frozen in self._frozen)
 
     def read(self, name: str, start: int, stop: int) -> Bits:
-        """A view of the baseline's own memory, valid until it moves; a copy where it is a file."""
-        return _read(self._arrays[name], start, stop)
+        """A view of the baseline's memory, valid until it moves; a copy of a file's or device's."""
+        return self._held[name].read(start, stop)
+
+    def read_device(self, name: str, start: int, stop: int) -> torch.Tensor | None:
+        """The baseline's own memory on a device, or a copy there that the current stream makes."""
+        return self._held[name].read_device(start, stop)
+
+    def makes_device_bits(self, name: str) -> bool:
+        """Whether it is kept on the host."""
+        return isinstance(self._held[name], HeldOnHost)
 
     def fill(self, state: StateReader) -> None:
         """Copy a whole state into new memory; frozen views keep the old.
@@ -90,19 +99,23 @@ class Baseline:
             with typed_disk_errors(self._folder):
                 self._folder.mkdir(parents=True, exist_ok=True)
                 write_state(self._folder / SINGLE_NAME, specs, state.read)
-                self._specs, self._arrays = specs, _mapped(self._folder)
+                self._specs, self._held = specs, _mapped(self._folder)
         else:
-            arrays = {name: _copy(state, spec) for name, spec in specs.items()}
-            self._specs, self._arrays = specs, arrays
+            self._specs, self._held = specs, self._copies(state, specs)
         self._ties = dict(state.ties)
         with self._lock:
             self._frozen.clear()
 
+    def join(self, state: StateReader) -> None:
+        """Go to the devices that a state is on: what was restored, or is new, begins on the host."""
+        if self._folder is not None:
+            return
+        moved = {name: spec for name, spec in self._specs.items() if self._is_away(name, state)}
+        if moved:
+            self._held = {**self._held, **self._copies(self, moved, beside=state)}
+
     def advance(
-        self,
-        redo: Iterable[tuple[RecordHead, Changes]],
-        specs: Mapping[str, TensorSpec],
-        ties: Mapping[str, str],
+        self, redo: RedoLog, specs: Mapping[str, TensorSpec], ties: Mapping[str, str]
     ) -> None:
         """Become the state that a committed diff led to; safe to repeat."""
         made: dict[str, Bits] = {}
@@ -111,15 +124,15 @@ class Baseline:
                 room_for(made, head)[changes.positions] = changes.bits
             else:
                 self._overwrite(head, changes)
-                _let_go(self._arrays[head.spec.name])
-        arrays = {name: made[name] if name in made else self._arrays[name] for name in specs}
-        self._arrays, self._specs, self._ties = arrays, dict(specs), dict(ties)
+        self._write_coded(redo)
+        held = {n: HeldOnHost(made[n]) if n in made else self._held[n] for n in specs}
+        self._held, self._specs, self._ties = held, dict(specs), dict(ties)
         if self._folder is not None and made:
             self.fill(self)
 
     def freeze(self) -> Frozen:
         """The state as it is now, readable until the view is closed."""
-        frozen = Frozen(self, self._specs, self._ties, self._arrays)
+        frozen = Frozen(self, self._specs, self._ties, self._held)
         with self._lock:
             self._frozen.append(frozen)
         return frozen
@@ -129,143 +142,61 @@ class Baseline:
         with self._lock:
             self._frozen = [each for each in self._frozen if each is not frozen]
 
+    def _copies(
+        self,
+        source: StateReader,
+        specs: Mapping[str, TensorSpec],
+        beside: StateReader | None = None,
+    ) -> dict[str, Held]:
+        where = source if beside is None else beside
+        room = DeviceRoom(self._on_device, () if beside is None else self._held.values())
+        with own_streams(devices_of(where)):
+            probes = {name: device_bits(where, name, 0, 0) for name in specs}
+            return {
+                name: room.hold(source, spec, None if probe is None else probe.device)
+                for (name, spec), probe in zip(specs.items(), probes.values(), strict=True)
+            }
+
+    def _is_away(self, name: str, state: StateReader) -> bool:
+        probe = device_bits(state, name, 0, 0) if name in state.specs else None
+        return probe is not None and probe.device != self._held[name].device
+
     def _overwrite(self, head: RecordHead, changes: Changes) -> None:
-        array = self._arrays[head.spec.name]
-        piece = array[head.start : head.stop]
+        held = self._held[head.spec.name]
         with self._lock:
-            if not self._frozen:
-                kernels().scatter(piece, changes.positions, changes.bits, thread_count())
-                return
-            before = kernels().exchange(piece, changes.positions, changes.bits, thread_count())
-            for frozen in self._frozen:
-                frozen.remember(array, head, Changes(changes.positions, before))
+            if self._frozen:
+                self._remember(held, head, held.exchange(head.start, head.stop, changes))
+            else:
+                held.overwrite(head.start, head.stop, changes)
+
+    def _write_coded(self, redo: RedoLog) -> None:
+        with own_streams(devices_of(self) if redo.coded else ()):
+            while redo.coded:
+                redo.staged = redo.staged or stage_next(redo, self._held)
+                with self._lock:
+                    if redo.staged is not None:
+                        redo.staged.write(self._remember if self._frozen else None)
+                redo.written()
+
+    def _remember(self, held: Held, head: RecordHead, undo: Changes) -> None:
+        for frozen in self._frozen:
+            frozen.remember(held, head, undo)
 
     def _reopen(self, folder: Path) -> None:
         try:
             with Checkpoint.open(folder) as checkpoint:
                 self._specs = dict(checkpoint.specs)
-            self._arrays = _mapped(folder)
+            self._held = _mapped(folder)
         except (NotACheckpoint, RetryError, StopError):
             # Nothing there, or not whole: the state comes from the store instead.
-            self._specs, self._arrays = {}, {}
+            self._specs, self._held = {}, {}
 
 
-class Frozen:
-    """Implements ``StateReader``: the baseline as it was, for other threads; a context manager."""
-
-    def __init__(
-        self,
-        baseline: Baseline,
-        specs: Mapping[str, TensorSpec],
-        ties: Mapping[str, str],
-        arrays: Mapping[str, Bits],
-    ) -> None:
-        self._baseline = baseline
-        self._specs, self._ties, self._arrays = specs, ties, arrays
-        self._undo: dict[tuple[str, int], tuple[int, list[Changes]]] = {}
-        self._spill = Spill(_UNDO_BYTES)
-        self._in_memory: set[int] = set()
-        self._max_file_bytes = _MAX_UNDO_SHARE * baseline.n_bytes
-        self._is_given_up = False
-        self._lock = baseline._lock
-
-    @property
-    def specs(self) -> Mapping[str, TensorSpec]:
-        """Every tensor by name."""
-        return self._specs
-
-    @property
-    def ties(self) -> Mapping[str, str]:
-        """Names that share another tensor's storage."""
-        return self._ties
-
-    def read(self, name: str, start: int, stop: int) -> Bits:
-        """A copy of the bits as they were.
-
-        Raises:
-            StateMoved: too much changed since for this view to be kept.
-        """
-        if self._is_given_up:
-            raise StateMoved("too much has changed since this version: its bits were not kept")
-        with self._lock:
-            bits: Bits = self._arrays[name][start:stop].copy()
-            _let_go(self._arrays[name])
-            undos = [
-                (at, list(entries))
-                for (each, at), (end, entries) in self._undo.items()
-                if each == name and at < stop and start < end
-            ]
-        for at, entries in undos:
-            for entry in reversed(entries):
-                overlay(bits, start, at, entry)
-        return bits
-
-    def remember(self, array: Bits, head: RecordHead, undo: Changes) -> None:
-        """Keep the bits that were just overwritten, if they are this view's."""
-        if self._arrays.get(head.spec.name) is not array:
-            return
-        try:
-            self._add(head, undo)
-        except DiskTrouble:
-            self._give_up()
-        if self._spill.n_file_bytes > self._max_file_bytes:
-            self._give_up()
-
-    def _add(self, head: RecordHead, undo: Changes) -> None:
-        _, entries = self._undo.setdefault((head.spec.name, head.start), (head.stop, []))
-        entries.append(self._keep(undo))
-        if len(entries) > _MAX_UNDOS:
-            merged = first_of(entries)
-            for entry in entries:
-                self._release(entry)
-            entries[:] = [self._keep(merged)]
-
-    def _give_up(self) -> None:
-        self._is_given_up = True
-        self.close()
-
-    def _keep(self, undo: Changes) -> Changes:
-        kept = self._spill.keep(undo)
-        if kept is undo:
-            self._in_memory.add(id(kept))
-        return kept
-
-    def _release(self, entry: Changes) -> None:
-        if id(entry) in self._in_memory:
-            self._in_memory.remove(id(entry))
-            self._spill.release(entry)
-
-    @property
-    def n_bytes(self) -> int:
-        """What is kept in memory to undo later changes."""
-        return self._spill.n_bytes
-
-    def close(self) -> None:
-        """Let the baseline forget this view."""
-        self._baseline.thaw(self)
-        self._undo.clear()
-        self._in_memory.clear()
-        self._spill = Spill(_UNDO_BYTES)
-
-    def __enter__(self) -> Frozen:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-def _copy(state: StateReader, spec: TensorSpec) -> Bits:
-    bits: Bits = np.empty(spec.n_elements, spec.dtype.bits_dtype)
-    for start, stop in piece_ranges(spec):
-        bits[start:stop] = state.read(spec.name, start, stop)
-    return bits
-
-
-def _mapped(folder: Path) -> dict[str, Bits]:
+def _mapped(folder: Path) -> dict[str, Held]:
     """Arrays that are the file's own bytes."""
     with Checkpoint.open(folder) as checkpoint:
         return {
-            name: _map_tensor(*checkpoint.location(name), spec)
+            name: HeldOnHost(_map_tensor(*checkpoint.location(name), spec))
             for name, spec in checkpoint.specs.items()
         }
 
@@ -275,21 +206,3 @@ def _map_tensor(path: Path, offset: int, spec: TensorSpec) -> Bits:
         return np.empty(0, spec.dtype.bits_dtype)
     mapped: Bits = np.memmap(path, spec.dtype.bits_dtype, "r+", offset, (spec.n_elements,))
     return mapped
-
-
-def _read(array: Bits, start: int, stop: int) -> Bits:
-    if not isinstance(array, np.memmap):
-        return array[start:stop]
-    bits: Bits = np.array(array[start:stop])
-    _let_go(array)
-    return bits
-
-
-def _let_go(array: Bits) -> None:
-    """Pages of a mapped file that were touched count as ours until they are given back.
-
-    What was written stays in the system's cache of the file.
-    """
-    mapped = getattr(array, "_mmap", None)
-    if isinstance(mapped, mmap.mmap):
-        mapped.madvise(mmap.MADV_DONTNEED)

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from weightwire.diff.device_views import as_integers
+from weightwire.diff.held import as_bits
 from weightwire.diff.memory import State, open_state
-from weightwire.diff.state import DerivedState, StateReader
-from weightwire.diff.views import as_numpy, as_torch, numpy_type
+from weightwire.diff.state import DerivedState, StateReader, device_bits, makes_device_bits
+from weightwire.diff.views import as_numpy, as_torch, numpy_type, torch_type
 from weightwire.errors import StopError
 from weightwire.model import Bits, DType, TensorSpec, dtype_named
+
+if TYPE_CHECKING:
+    import torch
 
 _NAMES = {
     "bf16": "BF16",
@@ -55,7 +60,11 @@ class Cast(DerivedState):
 
 @dataclass(frozen=True)
 class CastReader:
-    """Implements ``StateReader``: bits of another state, rounded on the way."""
+    """Bits of another state, rounded on the way.
+
+    Implements ``StateReader``, ``DeviceReader`` and ``DeviceMaker``. What is on a device is rounded
+    there, for the host too: devices differ in what becomes of a NaN, and a state has one set of bits.
+    """
 
     state: StateReader
     specs: Mapping[str, TensorSpec]
@@ -65,11 +74,29 @@ class CastReader:
 
     def read(self, name: str, start: int, stop: int) -> Bits:
         """A piece of the source, rounded; a tensor that needs none is given as it is."""
+        if not self._is_rounded(name):
+            return self.state.read(name, start, stop)
+        on_device = self.read_device(name, start, stop)
+        if on_device is not None:
+            return as_bits(on_device)
         bits = self.state.read(name, start, stop)
         old, new = self.state.specs[name].dtype, self.specs[name].dtype
-        if old == new:
-            return bits
         return round_bits(bits, old, new, by_torch=name in self.torch_names)
+
+    def read_device(self, name: str, start: int, stop: int) -> torch.Tensor | None:
+        """The same on the source's device, by the current stream, if the source is on one."""
+        bits = device_bits(self.state, name, start, stop)
+        if bits is None or not self._is_rounded(name):
+            return bits
+        old, new = self.state.specs[name].dtype, self.specs[name].dtype
+        return as_integers(bits.view(torch_type(old)).to(torch_type(new)), new)
+
+    def makes_device_bits(self, name: str) -> bool:
+        """Whether the tensor is rounded, or made by the source."""
+        return self._is_rounded(name) or makes_device_bits(self.state, name)
+
+    def _is_rounded(self, name: str) -> bool:
+        return self.state.specs[name].dtype != self.specs[name].dtype
 
 
 def cast(state: State, dtype: Any, *, only: Callable[[str], bool] = lambda _: True) -> Cast:

@@ -6,17 +6,29 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from weightwire.codec.index import BucketEntry, PatchIndex
 from weightwire.codec.piece import CODECS, encode_piece, thread_count
-from weightwire.codec.record import Kind, Record, RecordHead, full_record, patch_record
+from weightwire.codec.record import (
+    Kind,
+    Record,
+    RecordHead,
+    device_record,
+    full_record,
+    patch_record,
+)
 from weightwire.codec.writer import BucketSink, PatchWriter
+from weightwire.diff.change_log import ChangeLog, CodedLog
+from weightwire.diff.device_diff import DeviceCoded, DeviceDiff, Span
 from weightwire.diff.places import Found, Outline, Place, index_of, whole_places
 from weightwire.diff.state import StateReader
 from weightwire.digest import TensorDigest, digest_bits, digest_tensor, piece_ranges
 from weightwire.errors import StopError
 from weightwire.model import Bits, Changes, TensorSpec
+
+if TYPE_CHECKING:
+    from weightwire.codec.device_pieces import DevicePiece
 
 Progress = Callable[[int], None]
 """Called with the number of target bytes dealt with since the last call."""
@@ -26,24 +38,6 @@ _NO_PROGRESS: Progress = lambda _: None  # noqa: E731
 
 _MAX_CODERS = 3
 """Pieces coded at once: hides what is serial in each, and bounds memory to four pairs of pieces."""
-
-
-class ChangeLog(Protocol):
-    """Told what every piece of the target differs in, in state order, from one thread.
-
-    A publisher advances its copy of the base with it, without a second pass over memory. ``add`` is
-    called once for each piece of each target tensor, those without a change and those of empty
-    tensors included: they may still be reshaped, and their heads hold digests. Tensors that are
-    removed or tied have no pieces. A diff that raises may have told any part of it: what was added
-    counts only once ``diff_states`` has returned.
-    """
-
-    def add(self, head: RecordHead, changes: Changes) -> None:
-        """Take one piece's changes: positions from ``head.start`` on, and the new bits there.
-
-        For a FULL record, which has no base, that is every element. The arrays are the log's to
-        keep: none of them is live memory.
-        """
 
 
 @dataclass(frozen=True)
@@ -59,11 +53,13 @@ class _Piece:
 
 @dataclass(frozen=True)
 class _Coded:
-    """A record on its way from a coder to the writer, with its changes where a log wants them."""
+    """A record on its way from a coder to the writer, with what a log wants of it."""
 
     spec: TensorSpec
     record: Record
     changes: Changes | None
+    piece: DevicePiece | None = None
+    """Where it was coded on a device."""
 
 
 @dataclass
@@ -133,6 +129,7 @@ class PartDiff:
         self._codec, self._log = codec, log
         self._base_specs, self._target_specs = base.specs, target.specs
         self._base_starts = base_starts or {}
+        self._device = DeviceDiff(base, target, codec, n_threads=thread_count(n_threads))
         n_pieces = sum(len(piece_ranges(spec)) for spec in self._target_specs.values())
         self._n_coders = max(1, min(thread_count(n_threads), n_pieces, _MAX_CODERS))
         self._n_threads = thread_count(n_threads) // self._n_coders
@@ -151,9 +148,7 @@ class PartDiff:
                 self._close(tensor)
                 tensor = _Tensor(head.spec.name, has_base=head.kind is not Kind.FULL)
             self._take(coded.record, tensor)
-            if self._log is not None and coded.changes is not None:
-                here = self._places[tensor.name].head_here(head, coded.spec)
-                self._log.add(here, coded.changes)
+            self._tell(coded)
             progress(head.n_elements * head.spec.dtype.n_bytes)
         self._close(tensor)
         self._digest_unmatched()
@@ -168,32 +163,65 @@ class PartDiff:
         return self._writer.close()
 
     def _coded(self) -> Iterator[_Coded]:
-        """Records in state order. One thread reads ahead, a few code: memory stays at their pieces."""
+        """Records in state order: those of pieces on a device by the window, the others around them."""
+        if self._log is None or isinstance(self._log, CodedLog):
+            self._device.look_for(n for n, p in self._places.items() if p.base_shape is not None)
+        if not self._device.devices:
+            yield from self._coded_on_host(self._plan())
+            return
+        for spans, found in self._device.windows(self._plan()):
+            on_host = [span for span in spans if (span.spec.name, span.start) not in found]
+            others = self._coded_on_host(on_host)
+            for span in spans:
+                coded = found.pop((span.spec.name, span.start), None)
+                yield next(others) if coded is None else self._recorded(span, coded)
+
+    def _coded_on_host(self, spans: Iterable[Span]) -> Iterator[_Coded]:
+        """One thread reads ahead, a few code: memory stays at their pieces."""
         if self._n_coders * self._n_threads == 1:
-            for read in self._plan():
-                yield self._code(read())
+            for span in spans:
+                yield self._code(self._read(span))
             return
         waiting: deque[Future[_Coded]] = deque()
         with (
             ThreadPoolExecutor(1, thread_name_prefix="weightwire-read") as reader,
             ThreadPoolExecutor(self._n_coders, thread_name_prefix="weightwire-code") as coders,
         ):
-            for read in self._plan():
-                waiting.append(coders.submit(self._code_read, reader.submit(read)))
+            for span in spans:
+                waiting.append(coders.submit(self._code_read, reader.submit(self._read, span)))
                 if len(waiting) > self._n_coders:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
 
-    def _plan(self) -> Iterator[Callable[[], _Piece]]:
+    def _plan(self) -> Iterator[Span]:
         for spec in self._target_specs.values():
+            place = self._places[spec.name]
             for start, stop in piece_ranges(spec):
-                yield lambda a=spec, b=start, c=stop: self._read(a, b, c)  # type: ignore[misc]
+                has_base = place.base_shape is not None
+                yield Span(spec, start, stop, place.start + start, has_base)
 
-    def _read(self, spec: TensorSpec, start: int, stop: int) -> _Piece:
-        place = self._places[spec.name]
-        old = None if place.base_shape is None else self._base.read(spec.name, start, stop)
-        return _Piece(spec, place, start, old, self._target.read(spec.name, start, stop))
+    def _read(self, span: Span) -> _Piece:
+        name, start, stop = span.spec.name, span.start, span.stop
+        old = self._base.read(name, start, stop) if span.has_base else None
+        new = self._target.read(name, start, stop)
+        return _Piece(span.spec, self._places[name], start, old, new)
+
+    def _recorded(self, span: Span, coded: DeviceCoded) -> _Coded:
+        place = self._places[span.spec.name]
+        head = _head(place, span.first_index, span.stop - span.start, coded.target)
+        record = device_record(replace(head, base_digest=coded.base), coded.piece, coded.model)
+        return _Coded(span.spec, record, None, coded.piece)
+
+    def _tell(self, coded: _Coded) -> None:
+        if self._log is None:
+            return
+        head = coded.record.head
+        here = self._places[head.spec.name].head_here(head, coded.spec)
+        if coded.changes is not None:
+            self._log.add(here, coded.changes)
+        elif coded.piece is not None and isinstance(self._log, CodedLog):
+            self._log.add_coded(here, coded.piece)
 
     def _take(self, record: Record, tensor: _Tensor) -> None:
         tensor.base += record.head.base_digest
@@ -210,16 +238,7 @@ class PartDiff:
     def _code(self, piece: _Piece) -> _Coded:
         place, first = piece.place, piece.place.start + piece.start
         target = digest_bits(piece.new, first, n_threads=self._n_threads)
-        head = RecordHead(
-            spec=place.spec,
-            kind=Kind.FULL,
-            start=first,
-            n_elements=len(piece.new),
-            n_changed=len(piece.new),
-            base_digest=TensorDigest(),
-            target_digest=target,
-            base_shape=place.spec.shape if place.base_shape is None else place.base_shape,
-        )
+        head = _head(place, first, len(piece.new), target)
         if piece.old is None:
             return self._code_full(head, piece)
         return self._code_patch(head, piece.old, piece)
@@ -262,3 +281,17 @@ class PartDiff:
             if name not in self._base_digests:
                 start = self._base_starts.get(name, 0)
                 self._base_digests[name] = digest_tensor(self._base, name, first_index=start)
+
+
+def _head(place: Place, first: int, n_elements: int, target: TensorDigest) -> RecordHead:
+    """Of a piece that has no base yet."""
+    return RecordHead(
+        spec=place.spec,
+        kind=Kind.FULL,
+        start=first,
+        n_elements=n_elements,
+        n_changed=n_elements,
+        base_digest=TensorDigest(),
+        target_digest=target,
+        base_shape=place.spec.shape if place.base_shape is None else place.base_shape,
+    )

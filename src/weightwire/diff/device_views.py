@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from weightwire.kernels.devices import is_reached
-from weightwire.model import Bits, Changes, TensorSpec
+from weightwire.model import Bits, Changes, DType, TensorSpec
 
 if TYPE_CHECKING:
     import torch
@@ -90,6 +90,12 @@ class DeviceView:
 
 def view_on_device(spec: TensorSpec, tensor: Any) -> DeviceView:
     """See a strided tensor on a device as integers, without a copy."""
+    return DeviceView(spec, as_integers(tensor.detach(), spec.dtype))
+
+
+def as_integers(tensor: Any, dtype: DType) -> torch.Tensor:
+    """A tensor's bits as the integers that torch and the kernels agree on, over the same memory."""
     import torch
 
-    return DeviceView(spec, tensor.detach().view(getattr(torch, _INTEGERS[spec.dtype.n_bytes])))
+    integers: torch.Tensor = tensor.view(getattr(torch, _INTEGERS[dtype.n_bytes]))
+    return integers

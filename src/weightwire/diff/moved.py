@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import Any
 
+from weightwire.diff.device_streams import Moment
 from weightwire.diff.memory import tensors_of
 from weightwire.diff.state import DerivedState
+from weightwire.diff.views import is_torch
 from weightwire.errors import StateMoved
 
 
 class MoveGuard:
-    """Remembers how often each torch tensor of a state was written to.
+    """Remembers how often each torch tensor of a state was written to, and where its streams were.
 
     States that are made anew at every publish (a callable) or read from disk have nothing to watch.
     """
 
     def __init__(self, state: Any) -> None:
-        self._counts: list[tuple[str, Any, int]] = []
-        while isinstance(state, DerivedState):
-            state = state.source
-        if "torch" in sys.modules and (hasattr(state, "state_dict") or hasattr(state, "items")):
-            self._counts = [
-                (name, tensor, tensor._version)
-                for name, tensor in tensors_of(state)
-                if isinstance(getattr(tensor, "_version", None), int)
-            ]
+        watched = list(_watched(state))
+        self._counts = [
+            (name, tensor, tensor._version)
+            for name, tensor in watched
+            if isinstance(getattr(tensor, "_version", None), int)
+        ]
+        self.moment = Moment(tensor.device for _, tensor in watched if is_torch(tensor))
+        """What its tensors are read after: everything that was submitted before this was made."""
 
     def check(self) -> None:
         """Refuse what was read if any tensor was written to since.
@@ -39,3 +41,11 @@ class MoveGuard:
                     f"tensor {name!r} was written to while it was being read: nothing was published;"
                     " call wait_until_read() before the next optimizer step, or leave out overlap"
                 )
+
+
+def _watched(state: Any) -> Iterable[tuple[str, Any]]:
+    while isinstance(state, DerivedState):
+        state = state.source
+    if "torch" in sys.modules and (hasattr(state, "state_dict") or hasattr(state, "items")):
+        return tensors_of(state)
+    return ()

@@ -37,19 +37,35 @@ class Spill:
         Raises:
             DiskTrouble: there is no room for them in the temporary folder.
         """
-        if self.n_bytes + changes.n_bytes <= self._max_bytes or not len(changes):
-            self.n_bytes += changes.n_bytes
+        if self._has_room(changes.n_bytes):
             return changes
-        try:
-            return Changes(self._mapped(changes.positions), self._mapped(changes.bits))
-        except OSError as error:
-            raise DiskTrouble(f"no room for changes in {tempfile.gettempdir()}: {error}") from error
+        return Changes(self._mapped(changes.positions), self._mapped(changes.bits))
+
+    def keep_array(self, array: _Array) -> _Array:
+        """The same for an array by itself, such as coded changes.
+
+        Raises:
+            DiskTrouble: as ``keep``.
+        """
+        return array if self._has_room(array.nbytes) else self._mapped(array)
 
     def release(self, changes: Changes) -> None:
         """Changes that ``keep`` was given, and gave back as they were, are needed no more."""
         self.n_bytes -= changes.n_bytes
 
+    def _has_room(self, n_bytes: int) -> bool:
+        if n_bytes and self.n_bytes + n_bytes > self._max_bytes:
+            return False
+        self.n_bytes += n_bytes
+        return True
+
     def _mapped(self, array: _Array) -> _Array:
+        try:
+            return self._write(array)
+        except OSError as error:
+            raise DiskTrouble(f"no room for changes in {tempfile.gettempdir()}: {error}") from error
+
+    def _write(self, array: _Array) -> _Array:
         file, start = self._open(), self.n_file_bytes
         data = np.ascontiguousarray(array).view(np.uint8).data
         write_at(file, data, start)

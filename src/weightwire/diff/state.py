@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from weightwire.errors import StopError
 from weightwire.model import Bits, TensorSpec
 
 if TYPE_CHECKING:
@@ -42,13 +43,38 @@ class DeviceReader(Protocol):
 
         None where the kernels cannot work on them. It may be live memory, or memory made for this
         call; the caller never writes to it. What fills it was submitted to the caller's current
-        stream, or is waited for there.
+        stream, or is waited for there. Asked for no elements at all, it still tells the device.
         """
+
+
+@runtime_checkable
+class DeviceMaker(Protocol):
+    """A ``DeviceReader`` that says which of its bits cost memory: those are asked for a few at a time."""
+
+    def makes_device_bits(self, name: str) -> bool:
+        """Whether ``read_device`` fills new memory at every call, instead of showing what is there."""
 
 
 def device_bits(state: StateReader, name: str, start: int, stop: int) -> torch.Tensor | None:
     """A state's bits on a device, if it has them there."""
     return state.read_device(name, start, stop) if isinstance(state, DeviceReader) else None
+
+
+def require_device_bits(state: StateReader, name: str, start: int, stop: int) -> torch.Tensor:
+    """The same, of a tensor that was on a device a moment ago.
+
+    Raises:
+        StopError: it is not there any more.
+    """
+    bits = device_bits(state, name, start, stop)
+    if bits is None:
+        raise StopError(f"tensor {name!r} left its device while it was read; keep it where it is")
+    return bits
+
+
+def makes_device_bits(state: StateReader, name: str) -> bool:
+    """Whether a state's bits on a device are made whenever they are asked for."""
+    return isinstance(state, DeviceMaker) and state.makes_device_bits(name)
 
 
 class DerivedState(ABC):
@@ -69,7 +95,10 @@ class DerivedState(ABC):
 
 @dataclass(frozen=True)
 class StateView:
-    """Implements ``StateReader``: another state's bits, with its own idea of tensors and aliases."""
+    """Another state's bits, with its own idea of tensors and aliases.
+
+    Implements ``StateReader``, ``DeviceReader`` and ``DeviceMaker``.
+    """
 
     state: StateReader
     specs: Mapping[str, TensorSpec]
@@ -78,3 +107,11 @@ class StateView:
     def read(self, name: str, start: int, stop: int) -> Bits:
         """The other state's bits."""
         return self.state.read(name, start, stop)
+
+    def read_device(self, name: str, start: int, stop: int) -> torch.Tensor | None:
+        """The other state's bits on their device, if it has them there."""
+        return device_bits(self.state, name, start, stop)
+
+    def makes_device_bits(self, name: str) -> bool:
+        """Whether the other state makes them."""
+        return makes_device_bits(self.state, name)

@@ -152,9 +152,11 @@ def view_tensor(name: str, tensor: Any) -> TensorView | DeviceView:
 
 
 def new_like(spec: TensorSpec, bits: Bits, neighbour: Any) -> Any:
-    """A fresh tensor with these bits, of the same library as its neighbour."""
+    """A fresh tensor with these bits, of the same library as its neighbour and on its device."""
     array = bits.astype(bits.dtype, copy=True).reshape(spec.shape)
-    return as_torch(array, spec.dtype) if is_torch(neighbour) else as_numpy(array, spec.dtype)
+    if not is_torch(neighbour):
+        return as_numpy(array, spec.dtype)
+    return as_torch(array, spec.dtype).to(neighbour.device)
 
 
 def as_numpy(bits: npt.NDArray[np.unsignedinteger], dtype: DType) -> npt.NDArray[Any]:

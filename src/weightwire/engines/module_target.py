@@ -35,7 +35,7 @@ class ModuleTarget:
         except UnsupportedLayout:
             if self._is_settled:
                 raise
-            # On a device, most likely: a layout reads those too, once it was loaded.
+            # A buffer that is no strided memory, for one: a layout need not look at those.
             self._target = layout_target(self._module, self._n_threads)
             return self._target.open(names, ties)
 

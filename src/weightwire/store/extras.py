@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weightwire.clock import Clock
-from weightwire.diff.baseline import Baseline, Frozen
+from weightwire.diff.baseline import Baseline
 from weightwire.diff.compare import diff_states
+from weightwire.diff.frozen import Frozen
 from weightwire.digest import digest_state
 from weightwire.errors import WeightwireError
 from weightwire.store import layout

@@ -16,14 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from weightwire.clock import Clock, SystemClock
-from weightwire.diff.baseline import Baseline, Frozen
+from weightwire.diff.baseline import Baseline
 from weightwire.diff.compare import PartDiff
+from weightwire.diff.device_room import DeviceBaseline
+from weightwire.diff.device_streams import reading
+from weightwire.diff.frozen import Frozen
 from weightwire.diff.memory import State
 from weightwire.diff.moved import MoveGuard
 from weightwire.diff.places import Found
 from weightwire.diff.redo import RedoLog
 from weightwire.diff.state import StateReader
-from weightwire.digest import TensorDigest, digest_tensor
+from weightwire.digest import TensorDigest, digest_tensors
 from weightwire.errors import ExtraMissing, FencedWriter, StopError
 from weightwire.events import Published
 from weightwire.store import layout as names
@@ -64,6 +67,7 @@ class ShardedPublisher(Turns):
         codec: str = "compact",
         key: SigningKey | None = None,
         baseline: Path | None = None,
+        device_baseline: DeviceBaseline = None,
         anchors: AnchorPolicy | None = None,
         companions: Path | None = None,
         claim: Claim = "at once",
@@ -98,7 +102,8 @@ class ShardedPublisher(Turns):
         self._state, self._mode, self._codec = state, mode, codec
         self._skip_empty, self._n_threads = skip_empty, n_threads
         self._companions, self._on_published = companions, on_published
-        self._baseline = Baseline(baseline / self._my_name if baseline else None)
+        folder = baseline / self._my_name if baseline else None
+        self._baseline = Baseline(folder, on_device=device_baseline)
         self._base: Standing | None = None
         self._told: Layout | None = None
         self._opened: Shards | Exception = StopError("nothing was opened yet")
@@ -193,11 +198,12 @@ class ShardedPublisher(Turns):
     def _observe(self, shards: Shards, plan: Plan, began: float) -> Future[Published]:
         """Compare with the last state seen, count, and send nothing."""
         if plan.is_whole:
-            self._baseline.fill(shards.local)
+            with reading(shards.local, self._guard.moment):
+                self._baseline.fill(shards.local)
             self._base, plan = shards.standing, replace(plan, fresh=frozenset())
         sink, redo = NoUpload(), RedoLog()
         diff = self._diff(shards, plan, sink, redo)
-        found = self._judged(diff, began, in_store=False)
+        found = self._judged(shards, diff, began, in_store=False)
         diff.finish(found.changed)
         n_bytes = agree(self._ranks, lambda: sink.n_bytes, _total)
         self._baseline.advance(redo, shards.local.specs, {})
@@ -213,7 +219,7 @@ class ShardedPublisher(Turns):
         sink, redo = UploadSink(self._store, folder, self._uploads), RedoLog()
         diff = self._diff(shards, plan, sink, redo)
         try:
-            found = self._judged(diff, began, in_store=True)
+            found = self._judged(shards, diff, began, in_store=True)
         except BaseException:
             sink.abandon()
             redo.close()
@@ -241,9 +247,11 @@ class ShardedPublisher(Turns):
             first_bucket=self._ranks.rank * (_N_BUCKET_NAMES // self._ranks.n_ranks),
         )
 
-    def _judged(self, diff: PartDiff, began: float, *, in_store: bool) -> Judgement:
+    def _judged(self, shards: Shards, diff: PartDiff, began: float, *, in_store: bool) -> Judgement:
         def compare() -> Found:
-            found = diff.run()
+            with reading(shards.local, self._guard.moment):
+                self._baseline.join(shards.local)
+                found = diff.run()
             self._guard.check()
             return found
 
@@ -290,9 +298,10 @@ class ShardedPublisher(Turns):
         """The first version, or a fresh start: every rank copies its part, rank 0 sends an anchor."""
 
         def fill() -> dict[str, TensorDigest]:
-            self._baseline.fill(shards.local)
-            self._guard.check()
-            return _digests(self._baseline, shards)
+            with reading(shards.local, self._guard.moment):
+                self._baseline.fill(shards.local)
+                self._guard.check()
+                return digest_tensors(self._baseline, shards.starts)
 
         published = agree(
             self._ranks, fill, lambda all_: self._lead.whole(all_, self._so_far(began))
@@ -400,10 +409,6 @@ class ShardedPublisher(Turns):
     def _tell(self, published: Published) -> None:
         if self._is_lead:
             self._on_published(published)
-
-
-def _digests(state: StateReader, shards: Shards) -> dict[str, TensorDigest]:
-    return {n: digest_tensor(state, n, first_index=start) for n, start in shards.starts.items()}
 
 
 def _total(sizes: list[int]) -> int:

@@ -10,7 +10,7 @@ from spread_states import Cluster, State, received
 
 import weightwire as ww
 from sample_training import bits_of, inline, train, weights
-from weightwire.diff.baseline import Frozen
+from weightwire.diff.frozen import Frozen
 from weightwire.errors import (
     CommitUnknown,
     DiskTrouble,
@@ -167,7 +167,7 @@ def test_damaged_baseline_of_one_rank_is_noticed_and_everything_is_sent_anew() -
     store, state = MemoryStore(), weights()
     cluster = Cluster(store, state, 3)
     cluster.published()
-    cluster.publishers[2]._baseline._arrays["mlp"][5] ^= 1
+    cluster.publishers[2]._baseline._held["mlp"].array[5] ^= 1
     train(state, 1)
     done = cluster.published()
     assert done.n_changed == done.n_elements

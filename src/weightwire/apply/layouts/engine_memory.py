@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from weightwire.apply import device_stream
 from weightwire.apply.layouts.regions import Box, Positions, strided
-from weightwire.kernels import kernels
+from weightwire.kernels import devices, kernels
 from weightwire.model import Bits
 
 
@@ -72,44 +73,53 @@ class DeviceMemory:
 
     def __init__(self, flat: Any) -> None:
         """``flat``: the storage as a one-dimensional torch tensor of signed integers."""
-        self._flat = flat
+        self.flat = flat
         self.device = flat.device
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether kernels work on it: what it is given then is written by one launch for all."""
+        return devices.is_reached(self.flat)
+
+    def view(self, box: Box) -> Any:
+        """The box as a tensor of its own shape, sharing live memory."""
+        return self.flat.as_strided(box.shape, [axis.place for axis in box.axes], box.place)
 
     def read(self, box: Box) -> Bits:
         """A copy on the host."""
-        found = self._view(box).cpu().numpy()
+        found = self.view(box).cpu().numpy()
         bits: Bits = found.view(f"<u{found.itemsize}")
         return bits
 
     def overwrite(self, box: Box, bits: Bits) -> None:
         """Put bits, shaped as the box's axes."""
-        self._view(box).copy_(self._integers(bits))
+        self.view(box).copy_(self._integers(bits))
 
     def ready(self, places: Positions, bits: Bits) -> Writes:
         """On the device already when the engine pauses."""
         import torch
 
-        at = torch.from_numpy(places.astype(np.int64)).to(self._flat.device)
-        return Writes(at, self._integers(bits).to(self._flat.device))
+        # torch's own indexing takes long numbers only.
+        is_short = self.is_reached and len(self.flat) <= 1 << 31
+        at = torch.from_numpy(places.astype(np.int32 if is_short else np.int64))
+        return Writes(at.to(self.device), self._integers(bits).to(self.device))
 
     def write(self, writes: Writes) -> None:
-        """Overwrite single elements."""
-        self._flat.index_put_((writes.places,), writes.bits)
+        """Overwrite single elements of memory that no kernel reaches."""
+        self.flat.index_put_((writes.places,), writes.bits)
 
     def holds(self, writes: Writes, n_threads: int) -> bool:
-        """Read single elements back."""
+        """Read single elements back, of memory that no kernel reaches."""
         del n_threads
-        return bool((self._flat[writes.places] == writes.bits).all())
-
-    def _view(self, box: Box) -> Any:
-        return self._flat.as_strided(box.shape, [axis.place for axis in box.axes], box.place)
+        return bool((self.flat[writes.places] == writes.bits).all())
 
     @staticmethod
     def _integers(bits: Bits) -> Any:
         import torch
 
-        # A copy in any case: torch warns of memory that it must not write to.
-        copied = bits.copy()
+        # A copy in any case: torch warns of memory that it must not write to. And an array: what a
+        # table gives for a box without axes is a number.
+        copied = np.array(bits)
         return torch.from_numpy(copied if bits.itemsize == 1 else copied.view(f"<i{bits.itemsize}"))
 
 
@@ -126,18 +136,13 @@ def write_all(pairs: Iterable[tuple[EngineMemory, Writes]], n_threads: int) -> N
 
 def settle(memories: Iterable[EngineMemory]) -> None:
     """Wait until devices have done what they were told: an engine may use streams of its own."""
-    devices = {memory.device for memory in memories if isinstance(memory, DeviceMemory)}
-    for device in devices:
-        if device.type != "cpu":
-            import torch
-
-            torch.accelerator.synchronize(device)
+    device_stream.settle({each.device for each in memories if isinstance(each, DeviceMemory)})
 
 
 def memory_of(tensor: Any) -> EngineMemory:
     """The whole storage behind a torch tensor, in elements of the tensor's size."""
     flat = storage_integers(tensor)
-    if tensor.device.type != "cpu":
+    if tensor.device.type != "cpu" or tensor.device.type in devices.TYPES:
         return DeviceMemory(flat)
     return HostMemory(flat.numpy().view(f"<u{tensor.element_size()}"))
 

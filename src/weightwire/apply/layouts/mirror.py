@@ -2,7 +2,8 @@
 
 Nothing is kept where the engine's own memory can be read. A row-parallel shard lies scattered in
 its tensor, so the tensor is kept whole; a column-parallel one is a run, so only the ends of the
-chunks it shares with its neighbours are; memory on a device is kept as far as it is needed.
+chunks it shares with its neighbours are. Of a tensor that a device holds whole, where kernels reach
+it, nothing is kept; other memory on a device is kept as far as it is needed.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ class Mirror:
     def n_bytes(self) -> int:
         """What it costs."""
         return sum(bits.nbytes for spans in self._spans.values() for _, bits in spans)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The tensors of which something is kept."""
+        return frozenset(name for name, spans in self._spans.items() if spans)
 
     def load(
         self, spec: TensorSpec, spans: tuple[Span, ...], read: Callable[[str, int, int], Bits]

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from weightwire.apply.layouts.held_elements import digest_part, read_live
+from weightwire.apply.device_stream import SideStreams
+from weightwire.apply.layouts.device_elements import digest_live
 from weightwire.apply.layouts.layout import Layout, Part
 from weightwire.apply.layouts.regions import Axis
 from weightwire.digest import TensorDigest
@@ -35,7 +36,8 @@ def shares_of(layout: Layout) -> tuple[Share, ...]:
     Raises:
         BaseMismatch: memory holds bits that nobody published.
     """
-    return tuple(_share(layout, name, parts) for name, parts in layout.parts.items())
+    streams = SideStreams()
+    return tuple(_share(layout, name, parts, streams) for name, parts in layout.parts.items())
 
 
 def prove_shares(
@@ -70,12 +72,9 @@ def _require(name: str, found: TensorDigest, wanted: TensorDigest) -> None:
         )
 
 
-def _share(layout: Layout, name: str, parts: tuple[Part, ...]) -> Share:
+def _share(layout: Layout, name: str, parts: tuple[Part, ...], streams: SideStreams) -> Share:
     mine = [part for part in parts if not part.is_copy]
-    digest = sum(
-        (digest_part(part, lambda p, box: read_live(layout, p, box)) for part in mine),
-        TensorDigest(),
-    )
+    digest = sum((digest_live(layout, part, streams) for part in mine), TensorDigest())
     region = tuple(sorted(_region(part) for part in mine))
     n_elements = sum(part.box.n_elements for part in mine)
     return Share(name, region, n_elements, layout.specs[name].n_elements, digest)

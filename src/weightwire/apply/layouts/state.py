@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from weightwire.apply.device_stream import SideStreams
+from weightwire.apply.layouts import device_elements
 from weightwire.apply.layouts.held_elements import (
     copy_live,
     digest_part,
     hull,
     live_run,
-    read_live,
 )
 from weightwire.apply.layouts.layout import Layout
 from weightwire.apply.layouts.mirror import Mirror
 from weightwire.apply.layouts.regions import AT_ONCE, Box, strided
 from weightwire.apply.needs import Span, rounded_out, whole
 from weightwire.diff.state import StateReader
-from weightwire.digest import TensorDigest, digest_bits
+from weightwire.digest import TensorDigest, digest_bits, digest_tensor
 from weightwire.errors import BaseMismatch, MissingTensor
 from weightwire.model import Bits, TensorSpec
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,7 @@ class Held:
     on_cut: Callable[[], None] = lambda: None
     """Told when such a patch was seen."""
     _runs: dict[str, Span] = field(default_factory=dict)
+    _devices: dict[str, torch.device | None] = field(default_factory=dict)
 
     def span(self, spec: TensorSpec) -> Span:
         """The elements that are kept current."""
@@ -62,8 +68,16 @@ class Held:
     def run(self, name: str) -> Span:
         """The elements that are read from the engine's memory, not from the mirror."""
         if name not in self._runs:
-            self._runs[name] = live_run(self.layout, name)
+            is_beside = self.device_of(name) is not None
+            spec = self.layout.specs[name]
+            self._runs[name] = whole(spec) if is_beside else live_run(self.layout, name)
         return self._runs[name]
+
+    def device_of(self, name: str) -> torch.device | None:
+        """The device that holds all of a tensor, where kernels reach it."""
+        if name not in self._devices:
+            self._devices[name] = device_elements.device_of(self.layout, name)
+        return self._devices[name]
 
     def mirrored(self, spec: TensorSpec) -> tuple[Span, ...]:
         """The spans that the engine's memory cannot give."""
@@ -79,10 +93,14 @@ class Held:
 
 
 class LayoutState:
-    """Implements ``StateReader``, ``Needs`` and ``SelfProving`` over an engine's live memory."""
+    """An engine's live memory in checkpoint coordinates.
+
+    Implements ``StateReader``, ``DeviceReader``, ``DeviceMaker``, ``Needs`` and ``SelfProving``.
+    """
 
     def __init__(self, held: Held) -> None:
         self._held = held
+        self._streams = SideStreams()
         self._proven: set[str] = set()
 
     @property
@@ -121,6 +139,22 @@ class LayoutState:
                 bits[inside.start - start : inside.stop - start],
             )
         return bits
+
+    def read_device(self, name: str, start: int, stop: int) -> torch.Tensor | None:
+        """The same on the device: live memory itself, or what is put together from it there.
+
+        None where a tensor is not held whole by one device, and where that has bits that nobody
+        published: ``read`` says which.
+        """
+        if self._held.device_of(name) is None:
+            return None
+        run = device_elements.live_run(self._held.layout, name, start, stop)
+        return device_elements.gather(self._held.layout, name, start, stop) if run is None else run
+
+    def makes_device_bits(self, name: str) -> bool:
+        """Whether they have to be put together."""
+        n_elements = self.specs[name].n_elements
+        return device_elements.live_run(self._held.layout, name, 0, n_elements) is None
 
     def span(self, spec: TensorSpec) -> Span:
         """The elements that are kept current."""
@@ -161,11 +195,15 @@ class LayoutState:
         """Digest of every part of a tensor, from live memory."""
         total = TensorDigest()
         for part in self._held.layout.parts_of(name):
-            total += digest_part(part, lambda p, box: read_live(self._held.layout, p, box))
+            total += device_elements.digest_live(self._held.layout, part, self._streams)
         return total
 
     def digest_kept(self, name: str) -> TensorDigest:
         """Digest of the kept span of a tensor."""
+        device = self._held.device_of(name)
+        if device is not None:
+            with self._streams.on(device):
+                return digest_tensor(self, name)
         return digest_span(self, name, self._held.span(self.specs[name]))
 
     def _direct(self, name: str, start: int, stop: int) -> Bits | None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from weightwire.apply.device_writes import DeviceWrites, prepare_writes
 from weightwire.apply.layouts.engine_memory import settle, write_all
 from weightwire.apply.layouts.engine_parameters import signature
 from weightwire.apply.layouts.layout import Layout
@@ -22,10 +23,12 @@ from weightwire.apply.layouts.state import Held, LayoutState, Sums, staged_sums
 from weightwire.apply.layouts.trace import ListParameters, Load, trace
 from weightwire.apply.layouts.writes import (
     MemoryWrites,
+    device_writes,
     fill_paddings,
     load_parts,
     memory_writes,
     moved_sums,
+    split_by_reach,
 )
 from weightwire.apply.needs import Needs
 from weightwire.apply.staging import Staging
@@ -48,6 +51,8 @@ class LayoutReady(Ready):
     is_whole: bool = field(kw_only=True)
     """Every part is written, not only what changed."""
     writes: tuple[MemoryWrites, ...] = field(default=(), kw_only=True)
+    launches: DeviceWrites = field(default_factory=DeviceWrites, kw_only=True)
+    """Further writes: those to memory that kernels reach."""
     sums: Mapping[str, Sums] = field(default_factory=dict, kw_only=True)
     """What the parts must add up to afterwards."""
 
@@ -133,11 +138,17 @@ class LayoutTarget:
                 if held.layout.parts_of(name) and not held.is_plain(name)
             }
             return LayoutReady(staging, digest, folder, held=held, is_whole=True, sums=sums)
-        state = LayoutState(held)
-        writes = tuple(memory_writes(held.layout, staging))
-        sums = {**held.sums, **moved_sums(held, state, staging)}
+        writes, launches = _find_writes(held, staging)
+        sums = {**held.sums, **moved_sums(held, LayoutState(held), staging)}
         return LayoutReady(
-            staging, digest, folder, held=held, is_whole=False, writes=writes, sums=sums
+            staging,
+            digest,
+            folder,
+            held=held,
+            is_whole=False,
+            writes=writes,
+            launches=launches,
+            sums=sums,
         )
 
     def activate(self, ready: Ready) -> None:
@@ -156,6 +167,7 @@ class LayoutTarget:
                 load_parts(layout, mine.staging, name)
         pairs = [(layout.memories[each.memory], each.writes) for each in mine.writes]
         write_all(pairs, self._n_threads)
+        mine.launches.write()
         settle(layout.memories)
         self._held = mine.held
 
@@ -172,13 +184,18 @@ class LayoutTarget:
         self._digests = dict(mine.staging.digests)
         if mine.is_whole:
             _check_whole(mine)
-        for each in mine.writes:
-            memory = mine.held.layout.memories[each.memory]
+        wrong = mine.launches.first_wrong() or self._first_wrong(mine)
+        if wrong is not None:
+            raise TargetMismatch(
+                f"parameter {wrong!r:.200}: live memory is not what was just written to it"
+            )
+
+    def _first_wrong(self, ready: LayoutReady) -> str | None:
+        for each in ready.writes:
+            memory = ready.held.layout.memories[each.memory]
             if not memory.holds(each.writes, self._n_threads):
-                raise TargetMismatch(
-                    f"parameter {each.parameter!r:.200}: live memory is not what was just written"
-                    " to it"
-                )
+                return each.parameter
+        return None
 
     def shares(self) -> tuple[Share, ...]:
         """What this engine holds of every tensor, read from live memory: this rank's share of a proof.
@@ -209,7 +226,7 @@ class LayoutTarget:
     def _update_mirror(self, ready: LayoutReady) -> None:
         held, staging = ready.held, ready.staging
         if not ready.is_whole:
-            for name, start, changes in staging.writes():
+            for name, start, changes in staging.writes(held.mirror.names):
                 held.mirror.write(name, start, changes, self._n_threads)
             return
         for spec in staging.specs.values():
@@ -227,6 +244,15 @@ class LayoutTarget:
         if self._held is None:
             raise StopError("nothing was loaded yet; call update() first")
         return self._held
+
+
+def _find_writes(held: Held, staging: Staging) -> tuple[tuple[MemoryWrites, ...], DeviceWrites]:
+    """Everything that changes: what the host or torch writes, and what kernels do."""
+    beside = device_writes(held.layout, staging)
+    # What was staged on a device was read there, so it is held there whole.
+    others = {*staging.changed_names} - {write.name for write in staging.device_writes()}
+    here, sent = split_by_reach(held.layout, memory_writes(held.layout, staging, others))
+    return tuple(here), prepare_writes([*beside, *sent])
 
 
 def _is_of(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightwire.apply.layouts.engine_memory import Writes
+from weightwire.apply.device_stream import SideStreams
+from weightwire.apply.layouts.device_elements import part_writes
+from weightwire.apply.layouts.engine_memory import DeviceMemory, Writes
 from weightwire.apply.layouts.held_elements import bounded
 from weightwire.apply.layouts.layout import Layout, Part
 from weightwire.apply.layouts.regions import Positions
@@ -17,6 +20,9 @@ from weightwire.diff.spill import Spill
 from weightwire.diff.state import StateReader
 from weightwire.digest import TensorDigest, digest_at
 from weightwire.model import Bits, Changes
+
+if TYPE_CHECKING:
+    from weightwire.apply.device_writes import NamedWrite
 
 _GROUP = 1 << 21
 """Elements written by one call: experts are thousands of small tensors in few parameters."""
@@ -47,14 +53,30 @@ class _Group:
         self.n += len(places)
 
 
-def memory_writes(layout: Layout, staging: Staging) -> Iterator[MemoryWrites]:
-    """Where every staged change goes; to every part that holds it.
+def device_writes(layout: Layout, staging: Staging) -> list[NamedWrite]:
+    """Where those changes go that are on the device that holds their tensor.
+
+    Changes of runs in the run's own type are written as they are. Others get places, and bits of
+    the engine's type, of their own, which take as much memory again.
+    """
+    found: list[NamedWrite] = []
+    streams = SideStreams()
+    for each in staging.device_writes():
+        with streams.on(each.changes.bits.device):
+            found += part_writes(layout, each)
+    return found
+
+
+def memory_writes(
+    layout: Layout, staging: Staging, names: Collection[str]
+) -> Iterator[MemoryWrites]:
+    """Where the staged changes of these tensors go; to every part that holds them.
 
     Raises:
         DiskTrouble: there is no room for them in the temporary folder.
     """
     spill, groups = Spill(), dict[int, _Group]()
-    for part, places, bits in _part_writes(layout, staging):
+    for part, places, bits in _part_writes(layout, staging, names):
         group = groups.setdefault(part.memory, _Group(part.parameter))
         group.add(places, bits)
         if group.n >= _GROUP:
@@ -63,8 +85,25 @@ def memory_writes(layout: Layout, staging: Staging) -> Iterator[MemoryWrites]:
         yield _ready(layout, number, group, spill)
 
 
-def _part_writes(layout: Layout, staging: Staging) -> Iterator[tuple[Part, Positions, Bits]]:
-    for name, start, changes in staging.writes():
+def split_by_reach(
+    layout: Layout, found: Iterable[MemoryWrites]
+) -> tuple[list[MemoryWrites], list[NamedWrite]]:
+    """Writes that the host or torch does, and those that kernels do in one launch with all others."""
+    here: list[MemoryWrites] = []
+    sent: list[NamedWrite] = []
+    for each in found:
+        memory = layout.memories[each.memory]
+        if isinstance(memory, DeviceMemory) and memory.is_reached:
+            sent.append((each.parameter, (memory.flat, each.writes.places, each.writes.bits)))
+        else:
+            here.append(each)
+    return here, sent
+
+
+def _part_writes(
+    layout: Layout, staging: Staging, names: Collection[str]
+) -> Iterator[tuple[Part, Positions, Bits]]:
+    for name, start, changes in staging.writes(names):
         positions = changes.positions.astype(np.int64) + start
         for part in layout.parts_of(name):
             places, bits = _placed(part, positions, changes.bits)
@@ -89,8 +128,8 @@ def _placed(part: Part, positions: Positions, bits: Bits) -> tuple[Positions, Bi
 def moved_sums(held: Held, state: LayoutState, staging: Staging) -> dict[str, Sums]:
     """The sums after the staged changes, where sums are kept."""
     sums: dict[str, Sums] = {}
-    for name, start, changes in staging.writes():
-        if name in held.sums and len(changes):
+    for name, start, changes in staging.writes(held.sums):
+        if len(changes):
             before = sums.get(name, held.sums[name])
             sums[name] = _moved(held, state, before, name, start, changes)
     return sums

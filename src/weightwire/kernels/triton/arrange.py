@@ -1,27 +1,27 @@
-"""Listed elements, chunk by chunk and end to end, as the coder takes them.
+"""Listed elements, in order and end to end, each with all that can be worked out for it by itself.
 
-Everything that can be worked out for each element by itself is worked out here, by all lanes: where
-an event lies in its chunk's weight space, which symbol codes a step, which sign it has. What is left
-for the coder is a chain of a few operations per element.
+Where an event lies in its segment's weight space, which symbol codes a step, which sign it has: by all
+lanes, a warp per segment. ``gather.py`` makes of it what the coder takes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 
-from weightwire.kernels.gaps import HEADROOM_LOG2, MAX_RATE, RATE_BORDERS_Q16
 from weightwire.kernels.triton.collect import (
-    HIGH_SHIFT,
-    PLACE_MASK,
+    GROUP,
+    GROUP_SHIFT,
+    START_MASK,
     TILE,
-    TILE_ELEMENTS,
-    Tiles,
+    TILE_GROUPS,
+    Segments,
+    count_bits,
 )
+from weightwire.kernels.triton.cuts import Cuts
 from weightwire.kernels.triton.elements import (
     CLASS_SHIFT,
     COUNT_SHIFT,
@@ -29,13 +29,14 @@ from weightwire.kernels.triton.elements import (
     LOG2_SHIFT,
     ONE_STEP_SHIFT,
     TABLE_ROW,
+    WEIGHT_MASK,
     magnitude_of_step,
     raw_bits_of,
     step_between,
     token_of,
     told_by_key,
 )
-from weightwire.kernels.triton.launch import TRITON_BITS, Bucket, memory_at, to_device
+from weightwire.kernels.triton.launch import TRITON_BITS, memory_at
 from weightwire.kernels.triton.models import DeviceModels
 from weightwire.model import DType
 
@@ -45,242 +46,189 @@ EXCEPTION_ROOM = 64
 RAW_SHIFT = tl.constexpr(25)
 """Where a symbol's word holds its number of raw bits; its table's entry stands below."""
 
-_MAX_RATE = tl.constexpr(MAX_RATE)
-_HEADROOM = tl.constexpr(HEADROOM_LOG2)
-_BORDERS = np.array(
-    [RATE_BORDERS_Q16[rate % 8] << (2 + rate // 8) for rate in range(MAX_RATE + 1)], dtype=np.int64
-)
-"""The mean gap, in 2^-16 slots per event, from which on each rate is chosen."""
+CHANGED_FLAG = tl.constexpr(1 << 30)
+NEGATIVE_FLAG = tl.constexpr(-(1 << 31))
+"""Beside a symbol until it is gathered: whether its element changed at all, and downwards."""
 
-_LANES = 256
+ODD_FLAG = tl.constexpr(1 << 31)
 
+NO_EVENT = tl.constexpr(-1)
+"""An expected element that changed; no event has such a log2 weight."""
 
-@dataclass(frozen=True)
-class Chunks:
-    """The chunks of some pieces: where each begins, and what its tiles add up to."""
-
-    piece: torch.Tensor
-    first_tile: torch.Tensor
-    n_tiles: torch.Tensor
-    n_elements: torch.Tensor
-    weight: torch.Tensor
-    n_listed: torch.Tensor
-    is_crowded: torch.Tensor
-    """1 where a tile had too little room."""
-
-    def __len__(self) -> int:
-        return len(self.piece)
+_BLOCK = 64
+"""Records that a warp takes at a time."""
 
 
 @dataclass(frozen=True)
 class Arranged:
-    """Every chunk's events and symbols, in its own stretch of as many as it has listed elements."""
+    """Every listed element, chunk after chunk."""
 
-    first: torch.Tensor
-    """int64: where each chunk's stretch begins."""
+    before: torch.Tensor
+    """int64: the elements listed before every segment, and in all."""
     events: torch.Tensor
-    """int32: start in weight space above four bits of log2 weight."""
+    """int32: start in the segment's weight space above four bits of log2 weight, or ``NO_EVENT``."""
     symbols: torch.Tensor
-    """int64: raw bits above the number of raw bits above a table's entry."""
-    signs: torch.Tensor
-    """int32: a bit per change, first one lowest; a stretch begins at ``first_sign``."""
-    first_sign: torch.Tensor
+    """int64: raw bits above flags above the number of raw bits above a table's entry.
+
+    An exception has no raw bits but the number of its room, and the highest bit set.
+    """
     exceptions: torch.Tensor
-    """int64 [chunk, room]: ordinal above bits, in no order."""
-    n_changed: torch.Tensor
-    n_events: torch.Tensor
-    n_symbols: torch.Tensor
+    """int32 [chunk, room, 2]: bits, and room for an ordinal; in no order."""
     n_exceptions: torch.Tensor
-    rate: torch.Tensor
-
-
-def add_up(
-    tiles: Tiles, piece: torch.Tensor, first_tile: torch.Tensor, n_elements: torch.Tensor
-) -> Chunks:
-    """Sum the tiles of every chunk."""
-    n_tiles = torch.div(n_elements + (TILE_ELEMENTS - 1), TILE_ELEMENTS, rounding_mode="floor")
-    weight, n_listed, is_crowded = (
-        torch.empty(len(piece), dtype=torch.int32, device=piece.device) for _ in range(3)
-    )
-    chunks = Chunks(piece, first_tile, n_tiles.int(), n_elements, weight, n_listed, is_crowded)
-    _add_up_kernel[(len(piece),)](
-        tiles.weights, tiles.n_listed, chunks.first_tile, chunks.n_tiles,
-        weight, n_listed, is_crowded, tiles.room, num_warps=1,
-    )  # fmt: skip
-    return chunks
-
-
-@triton.jit
-def _add_up_kernel(
-    tile_weight, tile_listed, chunk_first_tile, chunk_tiles, weight, n_listed, is_crowded,
-    room,
-):  # fmt: skip
-    """One chunk of at most 1024 tiles."""
-    chunk = tl.program_id(0)
-    first = tl.load(chunk_first_tile + chunk)
-    count = tl.load(chunk_tiles + chunk)
-    lane = tl.arange(0, 256)
-    weights = tl.zeros((256,), tl.int32)
-    listed = tl.zeros((256,), tl.int32)
-    most = tl.zeros((256,), tl.int32)
-    for begin in range(0, count, 256):
-        mask = begin + lane < count
-        here = tl.load(tile_listed + first + begin + lane, mask=mask, other=0)
-        weights += tl.load(tile_weight + first + begin + lane, mask=mask, other=0)
-        listed += here
-        most = tl.maximum(most, here)
-    tl.store(weight + chunk, tl.sum(weights, 0))
-    tl.store(n_listed + chunk, tl.sum(listed, 0))
-    tl.store(is_crowded + chunk, (tl.max(most, 0) > room).to(tl.int32))
+    """int32, per chunk; also those without room."""
 
 
 def arrange(
-    tiles: Tiles,
-    chunks: Chunks,
-    old: Bucket,
-    new: Bucket,
-    first_tile: torch.Tensor,
-    models: DeviceModels,
-    dtype: DType,
-    n_listed: int,
+    cuts: Cuts, found: Segments, models: DeviceModels, dtype: DType, n_listed: int
 ) -> Arranged:
-    """Put every chunk's ``n_listed`` elements in all in the coder's order."""
-    n, device = len(chunks), old.device
-
-    def words() -> torch.Tensor:
-        return torch.empty(n, dtype=torch.int32, device=device)
-
-    listed = chunks.n_listed.long()
-    n_signs = (listed + 31) // 32
-    found = Arranged(
-        first=listed.cumsum(0) - listed,
+    """Work out every listed element; there is room for ``n_listed`` in all."""
+    n, device = cuts.n_chunks, cuts.device
+    before = torch.zeros(cuts.n_segments + 1, dtype=torch.int64, device=device)
+    torch.cumsum(found.n_listed, 0, dtype=torch.int64, out=before[1:])
+    arranged = Arranged(
+        before,
         events=torch.empty(max(n_listed, 1), dtype=torch.int32, device=device),
         symbols=torch.empty(max(n_listed, 1), dtype=torch.int64, device=device),
-        signs=torch.zeros(n_listed // 32 + n, dtype=torch.int32, device=device),
-        first_sign=n_signs.cumsum(0) - n_signs,
-        exceptions=torch.empty((n, EXCEPTION_ROOM), dtype=torch.int64, device=device),
-        n_changed=words(), n_events=words(), n_symbols=words(), n_exceptions=words(), rate=words(),
-    )  # fmt: skip
-    weights = tiles.weights.long()
-    block = triton.next_power_of_2(tiles.room)
-    _arrange_kernel[(n,)](
-        tiles.places, tiles.n_listed, tiles.room, weights.cumsum(0) - weights,
-        old.addresses, new.addresses, first_tile, chunks.piece, chunks.first_tile, chunks.n_tiles,
-        chunks.weight,
-        models.elements, models.tables, models.entries, models.heaviest,
-        to_device(_BORDERS, device),
-        found.first, found.events, found.symbols, found.signs, found.first_sign,
-        found.exceptions, found.n_changed, found.n_events, found.n_symbols,
-        found.n_exceptions, found.rate,
+        exceptions=torch.empty((n, EXCEPTION_ROOM, 2), dtype=torch.int32, device=device),
+        n_exceptions=torch.zeros(n, dtype=torch.int32, device=device),
+    )
+    _arrange_kernel[(cuts.n_segments,)](
+        found.records, found.marks, found.n_records, before, found.tile_weighed,
+        cuts.olds, cuts.news, cuts.sizes, cuts.segment_piece, cuts.segment_number,
+        cuts.segment_log2, cuts.chunk_log2, cuts.first_chunk, cuts.first_tile,
+        cuts.first_record, cuts.room,
+        models.elements, models.tables, models.entries,
+        arranged.events, arranged.symbols, arranged.exceptions, arranged.n_exceptions, n_listed,
         KIND=TRITON_BITS[dtype.n_bytes], WIDTH=8 * dtype.n_bytes, SHIFT=dtype.key_shift,
         MASK=dtype.key_mask, ORDERED=dtype.ordered, N_KEYS=models.n_keys,
-        BLOCK=block, LANES=max(_LANES, block), EXCEPTION_ROOM=EXCEPTION_ROOM, num_warps=1,
+        HAS_EXPECTED=models.has_expected, ALIGNMENT=cuts.alignment, BLOCK=_BLOCK,
+        EXCEPTION_ROOM=EXCEPTION_ROOM, num_warps=1,
     )  # fmt: skip
-    return found
+    return arranged
+
+
+@triton.jit
+def load_records(records, all_marks, at, count):
+    """Each record's group in its segment, its start in its tile's weight space, its marks."""
+    is_on = at < count
+    record = tl.load(records + at, mask=is_on, other=0)
+    marks = tl.load(all_marks + at, mask=is_on, other=0)
+    marks = marks.to(tl.uint16, bitcast=True).to(tl.int32)
+    return record >> GROUP_SHIFT, record & START_MASK, marks & 0xFF, marks >> 8
+
+
+@triton.jit
+def lowest(marks):
+    """The number of the lowest mark, and all marks below it; 8 where there is none."""
+    below = (marks & -marks) - 1
+    return count_bits(below & 0xFF), below & 0xFF
+
+
+@triton.jit
+def _group_weights(
+    at, place, left, is_on, table, SHIFT: tl.constexpr, MASK: tl.constexpr,
+    ALIGNMENT: tl.constexpr,
+):  # fmt: skip
+    """The weights of the eight elements of each group: one wide load where all are there."""
+    number = tl.arange(0, GROUP)[None, :]
+    is_whole = is_on & (place + GROUP <= left)
+    begin = tl.multiple_of(at + place, ALIGNMENT)
+    bits = tl.load(begin[:, None] + number, mask=is_whole[:, None], other=0)
+    if tl.max((is_on & (is_whole == 0)).to(tl.int32), 0) > 0:
+        is_there = (is_on & (is_whole == 0))[:, None] & (place[:, None] + number < left)
+        bits |= tl.load(begin[:, None] + number, mask=is_there, other=0)
+    return told_by_key(bits.to(tl.uint32), table, SHIFT, MASK) & WEIGHT_MASK
 
 
 @triton.jit
 def _arrange_kernel(
-    places, tile_listed, room, tile_before, olds, news,
-    first_tile, chunk_piece, chunk_first_tile, chunk_tiles, chunk_weight,
-    elements, tables, entries, heaviest,
-    borders,
-    firsts, events, symbols, signs, first_sign,
-    exceptions, chunk_changed, chunk_events, chunk_symbols,
-    chunk_exceptions, chunk_rate,
+    records, all_marks, n_records, before, tile_weighed,
+    olds, news, sizes, segment_piece, segment_number,
+    segment_log2s, chunk_log2s, first_chunks, first_tiles,
+    first_records, rooms,
+    elements, tables, entries,
+    events, symbols, exceptions, n_exceptions, capacity,
     KIND: tl.constexpr, WIDTH: tl.constexpr, SHIFT: tl.constexpr,
-    MASK: tl.constexpr, ORDERED: tl.constexpr, N_KEYS: tl.constexpr, BLOCK: tl.constexpr,
-    LANES: tl.constexpr, EXCEPTION_ROOM: tl.constexpr,
+    MASK: tl.constexpr, ORDERED: tl.constexpr, N_KEYS: tl.constexpr,
+    HAS_EXPECTED: tl.constexpr, ALIGNMENT: tl.constexpr, BLOCK: tl.constexpr,
+    EXCEPTION_ROOM: tl.constexpr,
 ):  # fmt: skip
-    """One chunk, a few tiles at a time; ranks are sums over the elements before."""
-    chunk = tl.program_id(0)
-    piece = tl.load(chunk_piece + chunk)
-    first = tl.load(chunk_first_tile + chunk)
-    count = tl.load(chunk_tiles + chunk)
-    begin_at = (first - tl.load(first_tile + piece)) * TILE
-    old_at = memory_at(olds, piece, KIND) + begin_at
-    new_at = memory_at(news, piece, KIND) + begin_at
+    """One segment, a few records at a time; of each its first element, then its second, and so on."""
+    segment = tl.program_id(0)
+    piece = tl.load(segment_piece + segment)
+    number = tl.load(segment_number + segment).to(tl.int64)
+    count = tl.load(n_records + segment)
+    out = tl.load(before + segment)
+    end = tl.load(before + segment + 1)
+    log2 = tl.load(segment_log2s + piece)
+    chunk = tl.load(first_chunks + piece) + (number >> (tl.load(chunk_log2s + piece) - log2))
+    room = tl.load(rooms + piece)
+    room_at = tl.load(first_records + piece) + number * room
+    begin = number << log2
+    left = tl.minimum(tl.load(sizes + piece) - begin, tl.full((), 1, tl.int64) << log2).to(tl.int32)
+    tiles = tile_weighed + tl.load(first_tiles + piece) + begin // TILE
+    old_at = memory_at(olds, piece, KIND) + begin
+    new_at = memory_at(news, piece, KIND) + begin
     table = elements + piece * N_KEYS
-    before = tl.load(tile_before + first)
-    out = tl.load(firsts + chunk)
-    sign_out = signs + tl.load(first_sign + chunk)
-    lane = tl.arange(0, LANES)
-    within, rank_in_tile = lane // BLOCK, lane % BLOCK
-    n_changed = tl.full((), 0, tl.int32)
-    n_events = tl.full((), 0, tl.int32)
-    n_symbols = tl.full((), 0, tl.int32)
-    n_odd = tl.full((), 0, tl.int32)
-    for begin in range(0, count, LANES // BLOCK):
-        number = begin + within
-        is_tile = number < count
-        n_here = tl.load(tile_listed + first + number, mask=is_tile, other=0)
-        is_on = rank_in_tile < n_here
-        at = 2 * ((first + number) * room + rank_in_tile)
-        packed = tl.load(places + at, mask=is_on, other=0).to(tl.int32)
-        low = tl.load(places + at + 1, mask=is_on, other=0).to(tl.uint16, bitcast=True).to(tl.int32)
-        tile_start = tl.load(tile_before + first + number, mask=is_on, other=0) - before
-        place = number * TILE + (packed & PLACE_MASK)
-        start = tile_start.to(tl.int32) + (((packed >> HIGH_SHIFT) << 16) | low)
-        old = tl.load(old_at + place, mask=is_on, other=0).to(tl.uint32)
-        new = tl.load(new_at + place, mask=is_on, other=0).to(tl.uint32)
-        told = told_by_key(old, table, SHIFT, MASK)
-        changed = is_on & (old != new)
-        step = step_between(old, new, WIDTH, ORDERED)
-        magnitude = magnitude_of_step(tl.where(changed, step, 1))
-        row = piece * 16 + ((told >> CLASS_SHIFT) & 15)
-        about = tl.load(tables + row, mask=changed, other=0)
-        is_told = changed & (((about >> ONE_STEP_SHIFT) == 0) | (magnitude != 0))
-        token = token_of(magnitude)
-        symbol = token - (about & 0xFF)
-        is_odd = is_told & ((symbol < 0) | (symbol >= ((about >> COUNT_SHIFT) & 0xFF)))
-        token = tl.where(is_odd, about & 0xFF, token)
-        symbol = tl.where(is_odd, 0, symbol)
-        entry = tl.load(entries + row.to(tl.int64) * TABLE_ROW + symbol, mask=is_told, other=0)
-        n_raw = raw_bits_of(token)
-        mask = (tl.full((), 1, tl.uint32) << n_raw.to(tl.uint32)) - 1
-        raw = tl.where(is_odd, 0, magnitude & mask)
-        # A class of one token needs no symbol, and may need no bits either.
-        is_alone = ((about >> COUNT_SHIFT) & 0xFF) == 1
-        is_symbol = is_told & ((is_alone == 0) | (n_raw > 0))
-        is_event = is_on & ((changed.to(tl.int32) ^ ((told >> EXPECTED_SHIFT) & 1)) != 0)
-
-        both = tl.cumsum(changed.to(tl.int32) | (is_symbol.to(tl.int32) << 16), 0)
-        event_rank = tl.cumsum(is_event.to(tl.int32), 0)
-        word = (start << 4) | ((told >> LOG2_SHIFT) & 15)
-        tl.store(events + out + n_events + event_rank - 1, word, mask=is_event)
-        coded = tl.where(is_alone, 0, entry).to(tl.uint32, bitcast=True)
-        coded |= n_raw.to(tl.uint32) << RAW_SHIFT
-        full = (raw.to(tl.uint64) << 32) | coded.to(tl.uint64)
-        symbol_at = symbols + out + n_symbols + (both >> 16) - 1
-        tl.store(symbol_at, full.to(tl.int64, bitcast=True), mask=is_symbol)
-        ordinal = n_changed + (both & 0xFFFF) - 1
-        bit = tl.full((), 1, tl.uint32) << (ordinal & 31).to(tl.uint32)
-        is_negative = changed & (step < 0)
-        tl.atomic_or(
-            sign_out + (ordinal >> 5),
-            bit.to(tl.int32, bitcast=True),
-            mask=is_negative,
-            sem="relaxed",
+    # Of a crowded chunk nobody will ask: what fits is written, or nothing.
+    count = tl.where((count <= room) & (end <= capacity), count, 0)
+    for part in range(0, count, BLOCK):
+        group, group_start, listed, _ = load_records(
+            records + room_at, all_marks + room_at, part + tl.arange(0, BLOCK), count
         )
-        if tl.max(is_odd.to(tl.int32), 0) > 0:
-            odd_rank = tl.cumsum(is_odd.to(tl.int32), 0)
-            odd_at = n_odd + odd_rank - 1
-            told_odd = (ordinal.to(tl.int64) << 32) | new.to(tl.int64)
-            has_room = is_odd & (odd_at < EXCEPTION_ROOM)
-            tl.store(exceptions + chunk * EXCEPTION_ROOM + odd_at, told_odd, mask=has_room)
-            n_odd += tl.max(odd_rank, 0)
-        last = tl.max(both, 0)
-        n_symbols += last >> 16
-        n_changed += tl.max(both & 0xFFFF, 0)
-        n_events += tl.max(event_rank, 0)
-    tl.store(chunk_changed + chunk, n_changed)
-    tl.store(chunk_events + chunk, n_events)
-    tl.store(chunk_symbols + chunk, n_symbols)
-    tl.store(chunk_exceptions + chunk, n_odd)
-    chosen = 8 * tl.maximum(tl.load(heaviest + piece) - _HEADROOM, 0)
-    weighed = tl.load(chunk_weight + chunk).to(tl.int64) << 16
-    border = tl.load(borders + tl.minimum(chosen + 1, _MAX_RATE))
-    while (chosen < _MAX_RATE) & (weighed >= n_events.to(tl.int64) * border):
-        chosen += 1
-        border = tl.load(borders + tl.minimum(chosen + 1, _MAX_RATE))
-    tl.store(chunk_rate + chunk, chosen)
+        is_record = listed != 0
+        place = group * GROUP
+        group_start += tl.load(tiles + (group // TILE_GROUPS), mask=is_record, other=0)
+        weights = _group_weights(old_at, place, left, is_record, table, SHIFT, MASK, ALIGNMENT)
+        counts = count_bits(listed)
+        ranks = tl.cumsum(counts, 0) - counts
+        marks = listed
+        while tl.max(marks, 0) > 0:
+            is_on = marks != 0
+            within, below = lowest(marks)
+            old = tl.load(old_at + place + within, mask=is_on, other=0).to(tl.uint32)
+            new = tl.load(new_at + place + within, mask=is_on, other=0).to(tl.uint32)
+            told = told_by_key(old, table, SHIFT, MASK)
+            is_before = tl.arange(0, GROUP)[None, :] < within[:, None]
+            start = group_start + tl.sum(tl.where(is_before, weights, 0), axis=1)
+            to = out + ranks + count_bits(listed & below)
+            is_changed = is_on & (old != new)
+            event = (start << 4) | ((told >> LOG2_SHIFT) & 15)
+            if HAS_EXPECTED:
+                is_event = is_changed.to(tl.int32) != ((told >> EXPECTED_SHIFT) & 1)
+                event = tl.where(is_event, event, NO_EVENT)
+            tl.store(events + to, event, mask=is_on)
+
+            step = step_between(old, new, WIDTH, ORDERED)
+            magnitude = magnitude_of_step(tl.where(is_changed, step, 1))
+            row = piece * 16 + ((told >> CLASS_SHIFT) & 15)
+            about = tl.load(tables + row, mask=is_changed, other=0)
+            n_tokens = (about >> COUNT_SHIFT) & 0xFF
+            is_told = is_changed & (((about >> ONE_STEP_SHIFT) == 0) | (magnitude != 0))
+            token = token_of(magnitude)
+            symbol = token - (about & 0xFF)
+            is_odd = is_told & ((symbol < 0) | (symbol >= n_tokens))
+            token = tl.where(is_odd, about & 0xFF, token)
+            symbol = tl.where(is_odd, 0, symbol)
+            # A class of one token needs no symbol, and may need no bits either.
+            is_symbol = is_told & (n_tokens > 1)
+            entry = tl.load(entries + row * TABLE_ROW + symbol, mask=is_symbol, other=0)
+            n_raw = tl.where(is_told, raw_bits_of(token), 0)
+            mask = (tl.full((), 1, tl.uint32) << n_raw.to(tl.uint32)) - 1
+            raw = tl.where(is_odd, 0, magnitude & mask)
+            coded = entry | (n_raw << RAW_SHIFT)
+            coded |= tl.where(is_changed, CHANGED_FLAG, 0)
+            coded |= tl.where(is_changed & (step < 0), NEGATIVE_FLAG, 0)
+            if tl.max(is_odd.to(tl.int32), 0) > 0:
+                # A room of its own for each; their order is made when they are joined.
+                counter = n_exceptions + chunk + tl.zeros((BLOCK,), tl.int32)
+                one = tl.full((BLOCK,), 1, tl.int32)
+                own = tl.atomic_add(counter, one, mask=is_odd, sem="relaxed")
+                odd_at = exceptions + 2 * (chunk * EXCEPTION_ROOM + own)
+                bits = new.to(tl.int32, bitcast=True)
+                tl.store(odd_at, bits, mask=is_odd & (own < EXCEPTION_ROOM))
+                raw = tl.where(is_odd, own.to(tl.uint32, bitcast=True) | ODD_FLAG, raw)
+            full = (raw.to(tl.uint64) << 32) | coded.to(tl.uint32, bitcast=True).to(tl.uint64)
+            tl.store(symbols + to, full.to(tl.int64, bitcast=True), mask=is_on)
+            marks &= marks - 1
+        out += tl.sum(counts, 0)

@@ -1,8 +1,12 @@
 """The one pass over both states: which elements are coded, and where they stand in weight space.
 
-Every tile writes down its *listed* elements, those that changed or were expected to, and its sums.
-Nothing after this pass touches an element that is not listed. It is bound by memory only as long as
-it does next to nothing per element: no step, no class, no symbol is worked out here.
+Elements are *listed* if they changed or were expected to. They are written down in groups of eight:
+a group with a listed element leaves a record. Sums are kept by group and row, so that an element
+costs a table look-up, a comparison and an addition; no step, no class, no symbol is worked out here,
+and nothing after this pass touches a group without a record.
+
+A warp walks through one *segment*, tile by tile, and asks for the next tile before it deals with the
+one it has. It needs nobody: its records have a room of their own.
 """
 
 from __future__ import annotations
@@ -13,133 +17,238 @@ import torch
 import triton
 import triton.language as tl
 
-from weightwire.kernels.triton.elements import (
-    EXPECTED_SHIFT,
-    SUMMED_MASK,
-    WEIGHT_MASK,
-    WEIGHT_SUM_MASK,
-    told_by_key,
-)
-from weightwire.kernels.triton.launch import TRITON_BITS, Bucket, alignment_of, memory_at
+from weightwire.kernels.triton.cuts import MAX_SEGMENT_LOG2, TILE_ELEMENTS, Cuts
+from weightwire.kernels.triton.elements import MARK_SHIFT, WEIGHT_MASK, told_by_key
+from weightwire.kernels.triton.launch import TRITON_BITS, VECTOR_BYTES, memory_at
 from weightwire.kernels.triton.models import DeviceModels
 from weightwire.model import DType
 
-TILE = tl.constexpr(1024)
-"""Elements that are looked at together; every chunk is a whole number of tiles."""
+TILE = tl.constexpr(TILE_ELEMENTS)
+GROUP = tl.constexpr(8)
+GROUP_ELEMENTS: int = GROUP.value
+TILE_GROUPS = tl.constexpr(128)
+ROW_GROUPS = tl.constexpr(32)
+"""A row is what the lanes of a warp hold at once, a group each."""
 
-TILE_ELEMENTS: int = TILE.value
+START_MASK = tl.constexpr((1 << 18) - 1)
+"""A record: where its group starts in its tile's weight space, below its number in the segment."""
+GROUP_SHIFT = tl.constexpr(18)
+assert GROUP_SHIFT.value + MAX_SEGMENT_LOG2 - 3 < 32
 
-LISTED = tl.constexpr(1 << EXPECTED_SHIFT.value)
-"""A running sum holds weights below this bit, at most 2^18 in a tile, and counts from it on."""
+# A group's sum: weights, a mark for every listed element, their number, a mark for every change.
+LISTED_SHIFT = tl.constexpr(20)
+CHANGED_SHIFT = tl.constexpr(24)
+GROUP_WEIGHT_MASK = tl.constexpr((1 << 12) - 1)
+MARK = tl.constexpr(1 << MARK_SHIFT.value)
+MARK_AND_CHANGE = tl.constexpr(1 << MARK_SHIFT.value | 1 << CHANGED_SHIFT.value)
+LISTED = tl.constexpr(1 << LISTED_SHIFT.value)
+LISTED_AND_WEIGHT = tl.constexpr(LISTED.value | WEIGHT_MASK.value)
 
-PLACE_MASK = tl.constexpr(1023)
-HIGH_SHIFT = tl.constexpr(10)
-HIGH_MASK = tl.constexpr(3 << 10)
-"""A place shares its sixteen bits with the two highest of a start's eighteen."""
+# A row's sum: weights up to 2^16, records up to 2^5, listed elements up to 2^8.
+ROW_WEIGHT_MASK = tl.constexpr((1 << 17) - 1)
+ROW_RECORDS_SHIFT = tl.constexpr(17)
+ROW_RECORDS_MASK = tl.constexpr(63)
+ROW_RECORD = tl.constexpr(1 << 17)
+ROW_LISTED_SHIFT = tl.constexpr(23)
+
+# A tile's sum: weights up to 2^18, records up to 2^7.
+TILE_WEIGHT_MASK = tl.constexpr((1 << 19) - 1)
+TILE_RECORDS_SHIFT = tl.constexpr(19)
 
 
 @dataclass(frozen=True)
-class Tiles:
-    """What a pass over some pieces found, tile by tile."""
+class Segments:
+    """What a pass over some pieces found, segment by segment."""
 
-    room: int
-    """Listed elements that a tile has room for; tiles that need more are marked by their count."""
-    places: torch.Tensor
-    """int16 [tile, room, 2]: place in the tile and the high bits of where it starts in the tile's
-    weight space; the low bits of that."""
-    weights: torch.Tensor
+    records: torch.Tensor
+    """int32, each segment's in its own room; see ``START_MASK``."""
+    marks: torch.Tensor
+    """int16, beside each record: a bit for every listed element, above them one for every change."""
+    n_records: torch.Tensor
+    """int32; more than there is room for means that not all are there."""
+    weight: torch.Tensor
     """int32: the sum of the weights of all its elements."""
     n_listed: torch.Tensor
+    tile_weighed: torch.Tensor
+    """int32, per tile: the weight of its segment before it."""
 
 
-def collect(
-    old: Bucket,
-    new: Bucket,
-    first_tile: torch.Tensor,
-    n_tiles: int,
-    models: DeviceModels,
-    dtype: DType,
-    room: int,
-) -> Tiles:
-    """Look at every element once. Buckets are cut into spans of one tile."""
-    halves = {"dtype": torch.int16, "device": old.device}
-    words = {"dtype": torch.int32, "device": old.device}
-    tiles = Tiles(
-        room,
-        torch.empty((n_tiles, room, 2), **halves),
-        torch.empty(n_tiles, **words),
-        torch.empty(n_tiles, **words),
+def collect(cuts: Cuts, models: DeviceModels, dtype: DType) -> Segments:
+    """Look at every element once."""
+
+    def words(n: int) -> torch.Tensor:
+        return torch.empty(max(n, 1), dtype=torch.int32, device=cuts.device)
+
+    n = cuts.n_segments
+    found = Segments(
+        records=words(cuts.n_records),
+        marks=torch.empty(max(cuts.n_records, 1), dtype=torch.int16, device=cuts.device),
+        n_records=words(n),
+        weight=words(n),
+        n_listed=words(n),
+        tile_weighed=words(cuts.n_tiles),
     )
-    _collect_kernel[(old.n_spans,)](
-        old.addresses, new.addresses, old.sizes, old.span_memory, old.span_number, first_tile,
-        models.elements, tiles.places, tiles.weights, tiles.n_listed, room,
+    _collect_kernel[(n,)](
+        cuts.olds, cuts.news, cuts.sizes, cuts.segment_piece, cuts.segment_number,
+        cuts.segment_log2, cuts.first_record, cuts.room, cuts.first_tile,
+        models.elements, found.records, found.marks, found.n_records, found.weight,
+        found.n_listed, found.tile_weighed,
         KIND=TRITON_BITS[dtype.n_bytes], SHIFT=dtype.key_shift, MASK=dtype.key_mask,
-        N_KEYS=models.n_keys, HAS_EXPECTED=models.has_expected,
-        ALIGNMENT=alignment_of(old.memories, new.memories),
-        num_warps=2 if dtype.n_bytes == 2 else 4,
+        N_KEYS=models.n_keys, HAS_EXPECTED=models.has_expected, ALIGNMENT=cuts.alignment,
+        IS_PAIRED=dtype.n_bytes == 2 and cuts.alignment == VECTOR_BYTES, num_warps=1,
     )  # fmt: skip
-    return tiles
+    return found
 
 
 @triton.jit
-def _list_tile(
-    old, new, is_there, table, places, weights, n_listed, tile, room,
-    SHIFT: tl.constexpr, MASK: tl.constexpr, HAS_EXPECTED: tl.constexpr, IS_WHOLE: tl.constexpr,
+def count_bits(byte):
+    """How many bits of eight are set."""
+    byte = byte - ((byte >> 1) & 0x55)
+    byte = (byte & 0x33) + ((byte >> 2) & 0x33)
+    return (byte + (byte >> 4)) & 0x0F
+
+
+@triton.jit
+def _counted(told, is_changed, number, HAS_EXPECTED: tl.constexpr):
+    """What an element with this number adds to its group's sum."""
+    if HAS_EXPECTED:
+        told &= (tl.full((), MARK, tl.int32) << number) | LISTED_AND_WEIGHT
+    else:
+        told &= WEIGHT_MASK
+    mark = (tl.full((), MARK_AND_CHANGE, tl.int32) << number) | LISTED
+    return told | tl.where(is_changed, mark, 0)
+
+
+@triton.jit
+def _sum_pairs(
+    old, new, table, SHIFT: tl.constexpr, MASK: tl.constexpr, HAS_EXPECTED: tl.constexpr
 ):  # fmt: skip
-    """A listed element's rank and start are sums over the elements before it in the tile."""
+    """The groups of a whole tile, whose elements came two to a word."""
+    number = 2 * (tl.arange(0, TILE // 2) % (GROUP // 2))
+    differs = old ^ new
+    low = told_by_key(old, table, SHIFT, MASK)
+    high = told_by_key(old, table, SHIFT + 16, MASK)
+    lower = _counted(low, (differs & 0xFFFF) != 0, number, HAS_EXPECTED)
+    upper = _counted(high, differs > 0xFFFF, number + 1, HAS_EXPECTED)
+    # Not before: what is looked up would be brought into another order, through shared memory.
+    groups = tl.reshape(lower + upper, (TILE // (ROW_GROUPS * GROUP), ROW_GROUPS, GROUP // 2))
+    return tl.sum(groups, axis=2)
+
+
+@triton.jit
+def _sum_elements(
+    old, new, left, table, SHIFT: tl.constexpr, MASK: tl.constexpr, HAS_EXPECTED: tl.constexpr
+):  # fmt: skip
+    """The groups of a tile, whose elements came one by one; those past the end count nothing."""
+    place = tl.arange(0, TILE)
     told = told_by_key(old.to(tl.uint32), table, SHIFT, MASK)
-    summed = told & (SUMMED_MASK if HAS_EXPECTED else WEIGHT_MASK)
-    summed = tl.where(old != new, summed | LISTED, summed)
-    if not IS_WHOLE:
-        summed = tl.where(is_there, summed, 0)
-    running = tl.cumsum(summed, 0)
-    total = tl.max(running, 0)
-    start = running - summed
-    rank = start >> EXPECTED_SHIFT
-    has_room = (summed >= LISTED) & (rank < room)
-    slots = places + 2 * tile * room
-    packed = tl.arange(0, TILE) | ((start >> (16 - HIGH_SHIFT)) & HIGH_MASK)
-    # Said to lie together, which they do not: to store them the compiler would bring all values into
-    # another order first, at several times the cost of everything else here. Each has a mask of its
-    # own, so each is stored by itself all the same.
-    place_at = tl.max_contiguous(tl.multiple_of(slots + 2 * rank, 16), 8)
-    start_at = tl.max_contiguous(tl.multiple_of(slots + (2 * rank + 1), 16), 8)
-    tl.store(place_at, packed.to(tl.int16), mask=has_room)
-    tl.store(start_at, start.to(tl.uint16).to(tl.int16, bitcast=True), mask=has_room)
-    tl.store(weights + tile, total & WEIGHT_SUM_MASK)
-    tl.store(n_listed + tile, total >> EXPECTED_SHIFT)
+    counted = _counted(told, old != new, place % GROUP, HAS_EXPECTED)
+    counted = tl.where(place < left, counted, 0)
+    groups = tl.reshape(counted, (TILE // (ROW_GROUPS * GROUP), ROW_GROUPS, GROUP))
+    return tl.sum(groups, axis=2)
+
+
+@triton.jit
+def _list_tile(sums, tile, records, all_marks, tile_weighed, first_tile, room, weighed, done):
+    """Write down a tile's records; gives the segment's sums after it, and each row's listed."""
+    ROWS: tl.constexpr = TILE // (ROW_GROUPS * GROUP)
+    sums = sums.to(tl.uint32, bitcast=True)
+    listed_here = (sums >> LISTED_SHIFT) & 15
+    has_record = listed_here != 0
+    in_row = (sums & GROUP_WEIGHT_MASK) | (listed_here << ROW_LISTED_SHIFT)
+    in_row = tl.where(has_record, in_row | ROW_RECORD, in_row)
+    before_group = tl.cumsum(in_row, axis=1) - in_row
+    row = tl.sum(in_row, axis=1)
+    row_records = (row >> ROW_RECORDS_SHIFT) & ROW_RECORDS_MASK
+    in_tile = (row & ROW_WEIGHT_MASK) | (row_records << TILE_RECORDS_SHIFT)
+    before_row = tl.cumsum(in_tile, axis=0) - in_tile
+    total = tl.sum(in_tile, axis=0)
+
+    start = (before_group & ROW_WEIGHT_MASK) + (before_row & TILE_WEIGHT_MASK)[:, None]
+    rank = (before_group >> ROW_RECORDS_SHIFT) & ROW_RECORDS_MASK
+    rank = done + (rank + (before_row >> TILE_RECORDS_SHIFT)[:, None]).to(tl.int32)
+    number = tl.arange(0, ROWS)[:, None] * ROW_GROUPS + tl.arange(0, ROW_GROUPS)[None, :]
+    number += tile * TILE_GROUPS
+    record = start | (number.to(tl.uint32) << GROUP_SHIFT)
+    marks = ((sums >> MARK_SHIFT) & 0xFF) | ((sums >> CHANGED_SHIFT) << 8)
+    is_on = has_record & (rank < room)
+    tl.store(records + rank, record.to(tl.int32, bitcast=True), mask=is_on)
+    tl.store(all_marks + rank, marks.to(tl.uint16).to(tl.int16, bitcast=True), mask=is_on)
+    tl.store(tile_weighed + first_tile + tile, weighed)
+    weighed += (total & TILE_WEIGHT_MASK).to(tl.int32)
+    done += (total >> TILE_RECORDS_SHIFT).to(tl.int32)
+    return weighed, done, (row >> ROW_LISTED_SHIFT).to(tl.int32)
 
 
 @triton.jit
 def _collect_kernel(
-    olds, news, sizes, span_memory, span_number, first_tile,
-    elements, places, weights, n_listed, room,
+    olds, news, sizes, segment_piece, segment_number,
+    segment_log2, first_record, rooms, first_tiles,
+    elements, records, all_marks, n_records, weights,
+    n_listed, tile_weighed,
     KIND: tl.constexpr, SHIFT: tl.constexpr, MASK: tl.constexpr,
     N_KEYS: tl.constexpr, HAS_EXPECTED: tl.constexpr, ALIGNMENT: tl.constexpr,
+    IS_PAIRED: tl.constexpr,
 ):  # fmt: skip
-    """One tile; whole ones are read without masks, in the widest loads there are."""
-    span = tl.program_id(0)
-    piece = tl.load(span_memory + span)
-    number = tl.load(span_number + span)
-    tile = (tl.load(first_tile + piece) + number).to(tl.int64)
+    """One segment; whole tiles are read without masks, in the widest loads there are."""
+    ROWS: tl.constexpr = TILE // (ROW_GROUPS * GROUP)
+    segment = tl.program_id(0)
+    piece = tl.load(segment_piece + segment)
+    number = tl.load(segment_number + segment).to(tl.int64)
+    log2 = tl.load(segment_log2 + piece)
+    begin = number << log2
     table = elements + piece * N_KEYS
-    begin = number.to(tl.int64) * TILE
+    left = tl.minimum(tl.load(sizes + piece) - begin, tl.full((), 1, tl.int64) << log2).to(tl.int32)
+    room = tl.load(rooms + piece)
+    room_at = tl.load(first_record + piece) + number * room
+    records += room_at
+    all_marks += room_at
+    first_tile = tl.load(first_tiles + piece) + (begin // TILE)
     # Said of the sums, since the compiler does not follow alignment through a cast of an address.
     old_at = tl.multiple_of(memory_at(olds, piece, KIND) + begin, ALIGNMENT)
     new_at = tl.multiple_of(memory_at(news, piece, KIND) + begin, ALIGNMENT)
-    place = tl.arange(0, TILE)
-    left = tl.load(sizes + piece) - begin
-    if left >= TILE:
-        old, new = tl.load(old_at + place), tl.load(new_at + place)
-        _list_tile(
-            old, new, place < TILE, table, places, weights, n_listed, tile, room,
-            SHIFT, MASK, HAS_EXPECTED, True,
-        )  # fmt: skip
+    weighed = tl.full((), 0, tl.int32)
+    done = tl.full((), 0, tl.int32)
+    listed = tl.zeros((ROWS,), tl.int32)
+    n_whole = left // TILE
+    if IS_PAIRED:
+        word = tl.arange(0, TILE // 2)
+        old_words = old_at.to(tl.pointer_type(tl.uint32))
+        new_words = new_at.to(tl.pointer_type(tl.uint32))
+        next_old = tl.load(old_words + word, mask=word < n_whole * TILE, other=0)
+        next_new = tl.load(new_words + word, mask=word < n_whole * TILE, other=0)
+        for tile in range(n_whole):
+            old, new = next_old, next_new
+            # The last one asks for itself again: what lies after it may not be there.
+            then = tl.minimum(tile + 1, n_whole - 1) * (TILE // 2)
+            next_old = tl.load(tl.multiple_of(old_words + then, 16) + word)
+            next_new = tl.load(tl.multiple_of(new_words + then, 16) + word)
+            sums = _sum_pairs(old, new, table, SHIFT, MASK, HAS_EXPECTED)
+            weighed, done, of_rows = _list_tile(
+                sums, tile, records, all_marks, tile_weighed, first_tile, room, weighed, done
+            )
+            listed += of_rows
     else:
-        is_there = place < left
-        old = tl.load(old_at + place, mask=is_there, other=0)
-        new = tl.load(new_at + place, mask=is_there, other=0)
-        _list_tile(
-            old, new, is_there, table, places, weights, n_listed, tile, room,
-            SHIFT, MASK, HAS_EXPECTED, False,
-        )  # fmt: skip
+        for tile in range(n_whole):
+            place = tile * TILE + tl.arange(0, TILE)
+            old = tl.load(old_at + place)
+            new = tl.load(new_at + place)
+            sums = _sum_elements(old, new, TILE, table, SHIFT, MASK, HAS_EXPECTED)
+            weighed, done, of_rows = _list_tile(
+                sums, tile, records, all_marks, tile_weighed, first_tile, room, weighed, done
+            )
+            listed += of_rows
+    if n_whole * TILE < left:
+        tail = n_whole * TILE + tl.arange(0, TILE)
+        old_tail = tl.load(old_at + tail, mask=tail < left, other=0)
+        new_tail = tl.load(new_at + tail, mask=tail < left, other=0)
+        sums = _sum_elements(
+            old_tail, new_tail, left - n_whole * TILE, table, SHIFT, MASK, HAS_EXPECTED
+        )
+        weighed, done, of_rows = _list_tile(
+            sums, n_whole, records, all_marks, tile_weighed, first_tile, room, weighed, done
+        )
+        listed += of_rows
+    tl.store(n_records + segment, done)
+    tl.store(weights + segment, weighed)
+    tl.store(n_listed + segment, tl.sum(listed, axis=0))

@@ -1,7 +1,8 @@
 """The compact decoder on a GPU: coded pieces in, changes out, beside the weights they are for.
 
-Nothing is written to the weights. Heads and sizes are checked on the host before anything is sent;
-what only the streams can tell is checked by the kernels, and told after the last of them.
+Nothing is written to the weights. While the device looks at the old bits, the host checks heads and
+sizes, joins the payload and sends it. What only the streams can tell is checked by the kernels that
+read them, and told after the last of them.
 """
 
 from __future__ import annotations
@@ -21,17 +22,19 @@ from weightwire.kernels.gaps import HEADROOM_LOG2, MAX_RATE
 from weightwire.kernels.reference import EVENT_MASK, EXCEPTIONS
 from weightwire.kernels.triton.changes import DeviceChanges
 from weightwire.kernels.triton.dense import count_dense, list_dense
-from weightwire.kernels.triton.launch import Bucket, make_bucket, to_device
+from weightwire.kernels.triton.launch import Bucket, make_bucket
 from weightwire.kernels.triton.models import DeviceModels, ModelArrays, upload
-from weightwire.kernels.triton.pop import (
-    TROUBLES,
+from weightwire.kernels.triton.pop import TROUBLES, pop_gaps
+from weightwire.kernels.triton.pop_steps import pop_steps
+from weightwire.kernels.triton.downloads import to_host
+from weightwire.kernels.triton.uploads import Sending, send_tables
+from weightwire.kernels.triton.weight_index import (
+    SPAN_ELEMENTS,
     CodedChunks,
-    count_expected,
-    pop_gaps,
-    pop_steps,
-    room_for_expected,
+    WeightIndex,
+    index_weights,
+    list_expected,
 )
-from weightwire.kernels.triton.staging import send_joined, to_host
 from weightwire.model import DType
 
 _RESERVED = 1 << 23
@@ -47,21 +50,13 @@ class Work:
     chunk_log2s: npt.NDArray[np.int64]
     dtype: DType
 
-    def some(self, numbers: npt.NDArray[np.intp]) -> Work:
-        """A few of the pieces."""
-        return Work(
-            [self.olds[n] for n in numbers],
-            [self.streams[n] for n in numbers],
-            self.models.some(numbers),
-            self.chunk_log2s[numbers],
-            self.dtype,
-        )
-
 
 @dataclass(frozen=True)
 class _Directory:
     """Every chunk of every piece, on the host."""
 
+    borders: npt.NDArray[np.int64]
+    """Every piece's first chunk, and the end of the last one's."""
     piece: npt.NDArray[np.int64]
     start: npt.NDArray[np.int64]
     n_elements: npt.NDArray[np.int64]
@@ -69,16 +64,36 @@ class _Directory:
     first_word: npt.NDArray[np.int64]
     n_words: npt.NDArray[np.int64]
 
-    def at(self, chosen: npt.NDArray[np.bool_], device: torch.device) -> CodedChunks:
+    @property
+    def is_dense(self) -> npt.NDArray[np.bool_]:
+        """Which chunks say all their new bits."""
+        chosen: npt.NDArray[np.bool_] = (self.n_words > 0) & ((self.head & DENSE) != 0)
+        return chosen
+
+    @property
+    def is_coded(self) -> npt.NDArray[np.bool_]:
+        """Which chunks go through the coder."""
+        chosen: npt.NDArray[np.bool_] = (self.n_words > 0) & ((self.head & DENSE) == 0)
+        return chosen
+
+    def by_piece(self, values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """Sums over every piece's chunks."""
+        before = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
+        return np.diff(before[self.borders])
+
+    def at(self, numbers: npt.NDArray[np.intp], device: torch.device) -> CodedChunks:
         """Some of them, on the device."""
-
-        def send(values: npt.NDArray[np.int64], kind: Any) -> torch.Tensor:
-            return to_device(values[chosen].astype(kind), device)
-
+        n_elements = self.n_elements[numbers]
+        n_spans = -(-n_elements // SPAN_ELEMENTS)
+        tables: list[npt.NDArray[Any]] = [
+            self.piece[numbers].astype(np.int32), self.start[numbers], n_elements,
+            self.head[numbers].astype(np.uint32).view(np.int32), self.first_word[numbers],
+            self.n_words[numbers].astype(np.int32), np.cumsum(n_spans) - n_spans,
+        ]  # fmt: skip
+        piece, start, elements, head, first_word, n_words, first_span = send_tables(tables, device)
         return CodedChunks(
-            send(self.piece, np.int32), send(self.start, np.int64), send(self.n_elements, np.int64),
-            send(self.head, np.uint32).view(torch.int32), send(self.first_word, np.int64),
-            send(self.n_words, np.int32),
+            piece, start, elements, head, first_word, n_words, first_span,
+            int(n_spans.sum()), int(n_spans.max(initial=0)),
         )  # fmt: skip
 
 
@@ -88,84 +103,87 @@ def decode_compact_all(work: Work) -> list[DeviceChanges]:
     Raises:
         CorruptStream: streams that no encoder writes.
     """
-    done: dict[int, DeviceChanges] = {}
-    is_expecting = work.models.expected.any(axis=1)
-    for numbers in (np.flatnonzero(~is_expecting), np.flatnonzero(is_expecting)):
-        # Where classes are expected to change, those elements must be counted beforehand.
-        if len(numbers):
-            found = _Decoder(work.some(numbers)).decode()
-            done.update(zip(numbers.tolist(), found, strict=True))
-    return [done[number] for number in range(len(work.olds))]
+    return _Decoder(work, _directory(work)).decode()
 
 
 class _Decoder:
-    """Some pieces on their way back to changes."""
+    """Pieces on their way back to changes."""
 
-    def __init__(self, work: Work) -> None:
-        self._work = work
-        self._directory = _directory(work)
-        _check_heads(self._directory, work)
-        device = work.olds[0].device
-        # Never empty: a kernel may look at the first word of nothing.
-        parts = [*map(_words, work.streams), np.zeros(1, dtype=np.uint32)]
-        self._payload, words = send_joined(parts, device)
-        _check_padding(self._directory, words, work.dtype)
+    def __init__(self, work: Work, directory: _Directory) -> None:
+        self._work, self._directory = work, directory
+        self._device = work.olds[0].device
+        self._coded = np.flatnonzero(directory.is_coded)
+        self._dense = np.flatnonzero(directory.is_dense)
         self._old: Bucket = make_bucket(work.olds, 1 << 20)
-        self._models: DeviceModels = upload(work.models, work.dtype, device)
+        self._models: DeviceModels = upload(work.models, work.dtype, self._device)
 
     def decode(self) -> list[DeviceChanges]:
         """Count what only the old bits can tell, then list."""
-        found, dtype, device = self._directory, self._work.dtype, self._payload.device
-        is_dense = (found.n_words > 0) & ((found.head & DENSE) != 0)
-        is_coded = (found.n_words > 0) & ~is_dense
-        coded, dense = found.at(is_coded, device), found.at(is_dense, device)
-        counts = np.where(is_coded, found.head & EVENT_MASK, 0)
-        n_expected = self._count_expected(coded)
-        counts[is_coded] += n_expected
-        if len(dense):
-            counts[is_dense] = to_host(count_dense(self._old, dense, self._payload, dtype))
+        found, work = self._directory, self._work
+        sending = Sending(int(found.n_words.sum()), self._device)
+        coded = found.at(self._coded, self._device)
+        index = None
+        if len(coded):
+            index = index_weights(self._old, coded, self._models, work.dtype)
+        _check_heads(found, work)
+        words = sending.send([streams.payload for streams in work.streams])
+        _check_padding(found, words, work.dtype)
+        payload = sending.arrived()
+        dense = found.at(self._dense, self._device) if len(self._dense) else None
+        counts = np.zeros(len(found.piece), dtype=np.int64)
+        counts[self._coded] = found.head[self._coded] & EVENT_MASK
+        n_expected = self._n_expected(index)
+        counts[self._coded] += n_expected
+        if dense is not None:
+            counts[self._dense] = to_host(count_dense(self._old, dense, payload, work.dtype))
         firsts = np.cumsum(counts) - counts
         positions, bits = self._room(int(counts.sum()))
-        n_changed = counts.copy()
-        if len(dense):
-            first = to_device(firsts[is_dense], device)
-            list_dense(self._old, dense, self._payload, dtype, first, positions, bits)
-        if len(coded):
-            first = to_device(firsts[is_coded], device)
-            n_changed[is_coded] = self._list_coded(coded, n_expected, first, positions, bits)
+        if dense is not None:
+            (first,) = send_tables([firsts[self._dense]], self._device)
+            list_dense(self._old, dense, payload, work.dtype, first, positions, bits)
+        n_changed = counts
+        if index is not None:
+            (first,) = send_tables([firsts[self._coded]], self._device)
+            n_changed = counts.copy()
+            n_changed[self._coded] = self._list_coded(
+                coded, payload, index, int(n_expected.sum()), first, positions, bits
+            )
         return self._split(counts, n_changed, positions, bits)
 
     def _room(self, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-        device = self._payload.device
         return (
-            torch.empty(n, dtype=torch.int32, device=device),
-            torch.empty(n, dtype=self._work.olds[0].dtype, device=device),
+            torch.empty(n, dtype=torch.int32, device=self._device),
+            torch.empty(n, dtype=self._work.olds[0].dtype, device=self._device),
         )
 
-    def _count_expected(self, chunks: CodedChunks) -> npt.NDArray[np.int32]:
-        if not self._models.has_expected or not len(chunks):
-            return np.zeros(len(chunks), dtype=np.int32)
-        counts: npt.NDArray[np.int32] = to_host(
-            count_expected(self._old, chunks, self._models, self._work.dtype)
-        )
+    def _n_expected(self, index: WeightIndex | None) -> npt.NDArray[np.int32]:
+        """How many elements of each coded chunk are expected to change."""
+        if index is None or not self._models.has_expected:
+            return np.zeros(len(self._coded), dtype=np.int32)
+        counts: npt.NDArray[np.int32] = to_host(index.n_expected)
         return counts
 
     def _list_coded(
         self,
         chunks: CodedChunks,
-        n_expected: npt.NDArray[np.int32],
+        payload: torch.Tensor,
+        index: WeightIndex,
+        n_expected: int,
         first: torch.Tensor,
         positions: torch.Tensor,
         bits: torch.Tensor,
     ) -> npt.NDArray[np.int32]:
-        dtype, models, payload = self._work.dtype, self._models, self._payload
-        counts = to_device(n_expected, payload.device)
-        expected = room_for_expected(counts, int(n_expected.sum()), bits)
+        """List the changes of coded chunks, and say how many each one has."""
+        dtype, models, old = self._work.dtype, self._models, self._old
+        expected = list_expected(old, chunks, index, models, dtype, n_expected)
         popped = pop_gaps(
-            self._old, chunks, payload, models, dtype, expected, first, positions, bits
+            old, chunks, payload, models, dtype, index, expected, first, positions, bits
         )
-        pop_steps(chunks, popped, payload, models, dtype, expected, first, positions, bits)
-        told = to_host(torch.stack([popped.trouble, popped.n_changed]))
+        most_tokens = int(self._work.models.n_tokens.max())
+        pop_steps(
+            chunks, popped, payload, models, most_tokens, dtype, expected, first, positions, bits
+        )
+        told = to_host(popped.told)
         trouble = int(told[0].max())
         if trouble:
             raise CorruptStream(TROUBLES[trouble])
@@ -180,21 +198,12 @@ class _Decoder:
         bits: torch.Tensor,
     ) -> list[DeviceChanges]:
         """Every piece's share."""
-        n_pieces, piece = len(self._work.olds), self._directory.piece
-        sizes = np.bincount(piece, weights=counts, minlength=n_pieces).astype(np.int64)
-        changed = np.bincount(piece, weights=n_changed, minlength=n_pieces).astype(np.int64)
-        borders = np.concatenate([[0], np.cumsum(sizes)]).tolist()
+        borders = [0, *np.cumsum(self._directory.by_piece(counts)).tolist()]
+        changed = self._directory.by_piece(n_changed).tolist()
         return [
             DeviceChanges(positions[first:last], bits[first:last], n)
-            for (first, last), n in zip(pairwise(borders), changed.tolist(), strict=True)
+            for (first, last), n in zip(pairwise(borders), changed, strict=True)
         ]
-
-
-def _words(streams: Streams) -> npt.NDArray[np.uint32]:
-    n_promised = 4 * int(streams.directory[:, 1].sum(dtype=np.uint64))
-    if n_promised != len(streams.payload):
-        raise CorruptStream("payload does not match its directory")
-    return np.ascontiguousarray(streams.payload).view("<u4")
 
 
 def _directory(work: Work) -> _Directory:
@@ -203,29 +212,38 @@ def _directory(work: Work) -> _Directory:
     log2s = work.chunk_log2s
     if not np.array_equal(counts, -(-sizes >> log2s)):
         raise CorruptStream("a directory has rows for more or fewer chunks than there are")
+    borders = np.concatenate([[0], np.cumsum(counts)])
     piece = np.repeat(np.arange(len(counts)), counts)
-    number = np.arange(len(piece)) - np.repeat(np.cumsum(counts) - counts, counts)
-    start = number << log2s[piece]
-    rows = np.concatenate([streams.directory for streams in work.streams]).astype(np.int64)
-    return _Directory(
+    log2 = log2s[piece]
+    start = (np.arange(len(piece)) - borders[piece]) << log2
+    rows = np.concatenate([streams.directory for streams in work.streams])
+    head, n_words = rows[:, 0].astype(np.int64), rows[:, 1].astype(np.int64)
+    found = _Directory(
+        borders,
         piece,
         start,
-        np.minimum(sizes[piece] - start, 1 << log2s[piece]),
-        rows[:, 0],
-        np.cumsum(rows[:, 1]) - rows[:, 1],
-        rows[:, 1],
+        np.minimum(sizes[piece] - start, 1 << log2),
+        head,
+        np.cumsum(n_words) - n_words,
+        n_words,
     )
+    _check_payloads(found, work.streams)
+    return found
+
+
+def _check_payloads(found: _Directory, streams: Sequence[Streams]) -> None:
+    n_bytes = np.array([len(each.payload) for each in streams], dtype=np.int64)
+    _refuse(4 * found.by_piece(found.n_words) != n_bytes, "payload does not match its directory")
 
 
 def _check_heads(found: _Directory, work: Work) -> None:
     head, n, n_words = found.head, found.n_elements, found.n_words
     _refuse((n_words == 0) & (head != 0), "an empty chunk has a head")
-    is_dense = (n_words > 0) & ((head & DENSE) != 0)
+    is_dense, is_coded = found.is_dense, found.is_coded
     dense_words = (n * work.dtype.n_bytes + 3) // 4
     _refuse(
         is_dense & ((head != DENSE) | (n_words != dense_words)), "a dense chunk has the wrong size"
     )
-    is_coded = (n_words > 0) & ~is_dense
     rate = head >> 24
     is_odd = ((head & _RESERVED) != 0) | ((head & EVENT_MASK) > n) | (rate > MAX_RATE)
     _refuse(is_coded & is_odd, "a chunk's head is out of range")
@@ -238,12 +256,12 @@ def _check_heads(found: _Directory, work: Work) -> None:
 
 def _check_padding(found: _Directory, payload: npt.NDArray[np.uint32], dtype: DType) -> None:
     n_spare = -found.n_elements * dtype.n_bytes % 4
-    is_padded = (found.n_words > 0) & ((found.head & DENSE) != 0) & (n_spare > 0)
+    is_padded = found.is_dense & (n_spare > 0)
     last = payload[(found.first_word + found.n_words - 1)[is_padded]].astype(np.uint64)
-    _refuse(last >> (32 - 8 * n_spare[is_padded]).astype(np.uint64) != 0, _PADDING)
-
-
-_PADDING = "a dense chunk's padding is not zero"
+    _refuse(
+        last >> (32 - 8 * n_spare[is_padded]).astype(np.uint64) != 0,
+        "a dense chunk's padding is not zero",
+    )
 
 
 def _refuse(is_wrong: Any, what: str) -> None:

@@ -6,10 +6,12 @@ import torch
 import triton
 import triton.language as tl
 
-from weightwire.kernels.triton.collect import TILE
 from weightwire.kernels.triton.launch import TRITON_BITS, Bucket, memory_at
-from weightwire.kernels.triton.pop import CodedChunks
+from weightwire.kernels.triton.weight_index import CodedChunks
 from weightwire.model import DType
+
+TILE = tl.constexpr(1024)
+"""Elements that are looked at together."""
 
 
 def count_dense(

@@ -14,6 +14,7 @@ TABLE_ROW = tl.constexpr(128)
 """Entries kept for the step table of one class."""
 
 WEIGHT_MASK = tl.constexpr(models.WEIGHT_MASK)
+MARK_SHIFT = tl.constexpr(models.MARK_SHIFT)
 EXPECTED_SHIFT = tl.constexpr(models.EXPECTED_SHIFT)
 SUMMED_MASK = tl.constexpr(models.WEIGHT_MASK | 1 << models.EXPECTED_SHIFT)
 """The weight, and whether a change is expected: what is summed up over a tile."""

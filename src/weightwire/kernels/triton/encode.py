@@ -1,91 +1,115 @@
 """The compact encoder on a GPU: pieces in, the reference's bytes out.
 
-collect ─▶ arrange ─▶ push ─▶ join
-every      every      every chunk,
-element    listed one a lane each
+collect ─▶ arrange ─▶ gather ─▶ push ─▶ join
+every      every      every     every chunk,
+element    listed one chunk     a lane each
 """
 
 from __future__ import annotations
 
 import logging
 import os
-from dataclasses import replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from weightwire.kernels import kernels
-from weightwire.kernels.triton.arrange import Chunks, arrange
-from weightwire.kernels.triton.assemble import join, pairs_of, rows_of
-from weightwire.kernels.triton.changes import DeviceChanges
-from weightwire.kernels.triton.launch import to_device
+from weightwire.kernels.contract import Streams
+from weightwire.kernels.triton.arrange import arrange
+from weightwire.kernels.triton.assemble import join, room_for_payload, rows_of
+from weightwire.kernels.triton.collect import collect
+from weightwire.kernels.triton.gather import MIN_STACK_ROOM, Gathered, gather
 from weightwire.kernels.triton.push import push
-from weightwire.kernels.triton.slabs import Coded, Slab, Work, in_slabs, split
-from weightwire.kernels.triton.staging import to_host
+from weightwire.kernels.triton.slabs import Slab, Work, in_slabs, split
+from weightwire.kernels.triton.downloads import Arriving, beside, mark, send_to_host
 
 _LOG = logging.getLogger(__name__)
 
 
-def encode_compact_all(work: Work, *, budget_bytes: int, keep_changes: bool = False) -> list[Coded]:
+@dataclass(frozen=True)
+class _Launched:
+    """A slab under way: its rows are on their way to the host, its payload waits on the device."""
+
+    slab: Slab
+    rows: Arriving
+    """int32 [4, chunk]: heads, sizes, changes, and whether it must be coded again."""
+    payload: torch.Tensor
+    done: torch.cuda.Event | None
+    """When the payload is whole."""
+
+
+def encode_compact_all(work: Work, *, budget_bytes: int) -> list[Streams]:
     """Code every piece as the reference does; ``budget_bytes`` bounds what is allocated meanwhile."""
-    return in_slabs(
-        work,
-        budget_bytes,
-        lambda slab: _encode(slab, keep_changes),
-        lambda number: _on_host(work, number, keep_changes),
-    )
+    launch = _Launcher().launch
+    return in_slabs(work, budget_bytes, launch, _finish, lambda number: _on_host(work, number))
 
 
-def _encode(slab: Slab, keep_changes: bool) -> dict[int, Coded]:
-    """The pieces that could be coded, by number; the others need more room."""
-    if not slab.n_tiles:
-        return slab.nothing(2, keep_changes)
-    dtype = slab.work.dtype
-    tiles, chunks, crowded = slab.collect()
-    rooms = _rooms(chunks, dtype.n_bytes)
-    n_room, n_listed = torch.stack([rooms.sum(), chunks.n_listed.sum()]).tolist()
-    arranged = arrange(
-        tiles, chunks, slab.old, slab.new, slab.first_tile, slab.models, dtype, n_listed
-    )
-    stacks = push(arranged, dtype, rooms, n_room)
-    rows = rows_of(chunks, arranged, stacks, dtype.n_bytes)
-    short = rows.is_short.int()
-    host = to_host(torch.stack([rows.heads, rows.sizes, arranged.n_changed, short]))
-    payload = join(
-        chunks, arranged, stacks, rows, slab.new, slab.first_tile, int(host[1].sum()), dtype
-    )
-    words = to_host(payload)
-    kept = None
-    if keep_changes:
-        n_changed = int(host[2].sum())
-        counts = arranged.n_changed
-        kept = pairs_of(
-            tiles, chunks, counts, slab.old, slab.new, slab.first_tile, n_changed, dtype
-        )
-    piece = np.repeat(np.arange(len(slab.chunk_counts)), slab.chunk_counts)
-    left_out = crowded.union(piece[host[3] != 0].tolist())
-    directory = np.ascontiguousarray(host[:2].T).view(np.uint32)
-    return split(slab.chunk_counts, directory, host[1], host[2], words, kept, left_out)
+class _Launcher:
+    """Begins slab after slab: one is pushed beside the next one's pass over memory.
+
+    Pushing keeps few lanes of a device busy for long, the pass keeps all of its memory busy.
+    """
+
+    def __init__(self) -> None:
+        self._pushed: tuple[Gathered, torch.cuda.Event | None] | None = None
+
+    def launch(self, slab: Slab) -> _Launched:
+        """Begin a slab; nothing is waited for."""
+        dtype, cuts, models, n_listed = slab.dtype, slab.cuts, slab.models, slab.n_listed
+        if not cuts.n_chunks:
+            nothing = torch.empty((4, 0), dtype=torch.int32, device=cuts.device)
+            return _Launched(slab, send_to_host(nothing), nothing[0], None)
+        found = collect(cuts, models, dtype)
+        self._await_last()
+        arranged = arrange(cuts, found, models, dtype, n_listed)
+        gathered = gather(cuts, found, arranged, models, dtype, n_listed, slab.step_bits)
+        with beside(cuts.device):
+            launched = _push(slab, gathered)
+        self._pushed = (gathered, launched.done)
+        return launched
+
+    def _await_last(self) -> None:
+        """From here on the last slab's memory is the next one's: there is not room for both."""
+        if self._pushed is not None and self._pushed[1] is not None:
+            torch.cuda.current_stream(self._pushed[0].first.device).wait_event(self._pushed[1])
+        self._pushed = None
 
 
-def _rooms(chunks: Chunks, n_bytes: int) -> torch.Tensor:
-    """Words set aside for each chunk's stack; coded chunks hardly ever need as many."""
-    wide = 2 if n_bytes == 4 else 1
-    dense = (chunks.n_elements * n_bytes + 3) // 4
-    return torch.minimum(wide * chunks.n_listed.long() + 64, dense).int()
+def _push(slab: Slab, gathered: Gathered) -> _Launched:
+    cuts, n_room = slab.cuts, _stack_room(slab)
+    stacks = push(gathered, slab.dtype, n_room)
+    rows = rows_of(cuts, gathered, stacks, slab.dtype)
+    n_words = room_for_payload(cuts.n_chunks, slab.n_listed, n_room)
+    payload = join(cuts, gathered, stacks, rows, n_words, slab.dtype)
+    return _Launched(slab, send_to_host(rows.told), payload, mark(cuts.device))
 
 
-def _on_host(work: Work, number: int, keep_changes: bool) -> Coded:
+def _finish(launched: _Launched) -> dict[int, Streams]:
+    """The pieces that could be coded, by number."""
+    heads, sizes, n_changed, is_short = launched.rows.wait()
+    words = send_to_host(launched.payload[: int(sizes.sum())], launched.done).wait()
+    directory = np.stack([heads, sizes], axis=1).view(np.uint32)
+    return split(launched.slab.cuts.chunk_counts, directory, sizes, n_changed, words, is_short)
+
+
+def _stack_room(slab: Slab) -> int:
+    """Words for the stacks of all chunks: as many as one chunk of all elements would be given.
+
+    By gap and step an element takes least where they are spread evenly, so all chunks together ask
+    for no more than that.
+    """
+    cuts, n_listed = slab.cuts, max(slab.n_listed, 1)
+    gap = np.log2(cuts.n_elements / n_listed) + 1
+    return int(n_listed * (gap + slab.step_bits) / 32) + (MIN_STACK_ROOM + 1) * cuts.n_chunks
+
+
+def _on_host(work: Work, number: int) -> Streams:
     """A piece that no room on the device was enough for: its chunks hold what no sample foretold."""
     _LOG.warning("a piece is coded on the host: its steps are unlike those of its sample")
-    device, width = work.olds[number].device, work.dtype.bits_dtype
+    width = work.dtype.bits_dtype
     old, new = (side[number].cpu().numpy().view(width) for side in (work.olds, work.news))
-    streams = kernels().encode_compact(
+    return kernels().encode_compact(
         old, new, work.dtype, work.models.model(number), int(work.chunk_log2s[number]),
-        len(os.sched_getaffinity(0)), keep_changes,
+        len(os.sched_getaffinity(0)),
     )  # fmt: skip
-    if streams.changes is None:
-        return Coded(streams)
-    positions = to_device(streams.changes.positions.view(np.int32), device)
-    bits = to_device(streams.changes.bits.view(work.news[number].cpu().numpy().dtype), device)
-    return Coded(replace(streams, changes=None), DeviceChanges(positions, bits, streams.n_changed))

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from weightwire.errors import StopError
+from weightwire.kernels.triton.uploads import send_tables
 
 TORCH_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 """Torch's integer of each width: it does little with unsigned ones, kernels see them as unsigned."""
@@ -96,10 +97,8 @@ def spans_of(counts: Any, device: torch.device) -> tuple[torch.Tensor, torch.Ten
 
 def to_device(array: Any, device: torch.device) -> torch.Tensor:
     """A small table, sent without waiting for it to arrive."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    if device.type == "cpu":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)
+    flat = np.ascontiguousarray(array)
+    return send_tables([flat.reshape(-1)], device)[0].view(flat.shape)
 
 
 @triton.jit

@@ -13,6 +13,7 @@ import torch
 from weightwire.kernels.contract import N_CLASSES, PROBABILITY_SUM, ClassModel, StepTable
 from weightwire.kernels.gaps import GAP_CUMULATIVE
 from weightwire.kernels.triton.launch import to_device
+from weightwire.kernels.triton.uploads import send_tables
 from weightwire.model import DType
 
 ROW = 128
@@ -70,11 +71,20 @@ class DeviceModels:
     n_keys: int
     has_expected: bool
 
+    def part(self, numbers: slice) -> DeviceModels:
+        """Those of some pieces that follow each other."""
+        return DeviceModels(
+            self.elements[numbers], self.tables[numbers], self.tokens[numbers],
+            self.entries[numbers], self.heaviest[numbers], self.n_keys, self.has_expected,
+        )  # fmt: skip
+
 
 # What ``elements`` holds for a key.
 WEIGHT_MASK = (1 << 9) - 1
+MARK_SHIFT = 12
+"""Eight bits from here on are set where a change is expected: one for each place in a group."""
 EXPECTED_SHIFT = 20
-"""Far enough above the weight that sums over a tile hold both, side by side."""
+"""Far enough above the weight that sums over a few elements hold both, side by side."""
 CLASS_SHIFT = 21
 LOG2_SHIFT = 25
 
@@ -110,37 +120,47 @@ def arrays_of(models: Sequence[ClassModel]) -> ModelArrays:
 
 def upload(arrays: ModelArrays, dtype: DType, device: torch.device) -> DeviceModels:
     """Send models to a device, without waiting for them to arrive."""
-    frequencies = to_device(arrays.frequencies.view(np.int16), device).int()
-    starts = frequencies.cumsum(-1, dtype=torch.int32) - frequencies
     is_one_step = (arrays.n_tokens == 1) & (arrays.tokens[:, :, 0] == 0)
     tables = (
         arrays.tokens[:, :, 0].astype(np.int32)
         | arrays.n_tokens.astype(np.int32) << COUNT_SHIFT
         | is_one_step.astype(np.int32) << ONE_STEP_SHIFT
     )
+    classes = (arrays.log2_weights | arrays.expected << 4).astype(np.uint8)
+    sent = send_tables(
+        [
+            np.ascontiguousarray(arrays.frequencies).view(np.int16).reshape(-1),
+            np.ascontiguousarray(arrays.tokens).reshape(-1),
+            arrays.base_keys.astype(np.int32),
+            arrays.log2_weights.max(axis=1, initial=0).astype(np.int32),
+            tables.reshape(-1),
+            classes.reshape(-1),
+        ],
+        device,
+    )
+    shape = (len(arrays.base_keys), N_CLASSES)
+    frequencies = sent[0].view(*shape, ROW).int()
+    starts = frequencies.cumsum(-1, dtype=torch.int32) - frequencies
     return DeviceModels(
-        elements=to_device(_by_key(arrays, dtype), device),
-        tables=to_device(tables, device),
-        tokens=to_device(arrays.tokens, device),
+        elements=_by_key(sent[2], sent[5].view(shape), dtype),
+        tables=sent[4].view(shape),
+        tokens=sent[1].view(*shape, ROW),
         entries=starts | frequencies << FREQUENCY_SHIFT,
-        heaviest=to_device(arrays.log2_weights.max(axis=1).astype(np.int32), device),
+        heaviest=sent[3],
         n_keys=dtype.key_mask + 1,
         has_expected=bool(arrays.expected.any()),
     )
 
 
-def _by_key(arrays: ModelArrays, dtype: DType) -> npt.NDArray[np.int32]:
-    keys = np.arange(dtype.key_mask + 1, dtype=np.int32)
-    classes = np.clip(keys - arrays.base_keys[:, None], 0, N_CLASSES - 1)
-    log2_weights = np.take_along_axis(arrays.log2_weights, classes, axis=1).astype(np.int32)
-    expected = np.take_along_axis(arrays.expected, classes, axis=1).astype(np.int32)
-    packed: npt.NDArray[np.int32] = (
-        np.int32(1) << log2_weights
-        | expected << EXPECTED_SHIFT
-        | classes << CLASS_SHIFT
-        | log2_weights << LOG2_SHIFT
-    ).astype(np.int32)
-    return packed
+def _by_key(base_keys: torch.Tensor, classes: torch.Tensor, dtype: DType) -> torch.Tensor:
+    """What every key says of an element, from what its class says: log2 weight, and bit 4."""
+    keys = torch.arange(dtype.key_mask + 1, dtype=torch.int32, device=base_keys.device)
+    own = (keys - base_keys[:, None]).clamp(0, N_CLASSES - 1)
+    told = classes.gather(1, own.long()).int()
+    log2_weights, expected = told & 15, told >> 4
+    marks = expected * (0xFF << MARK_SHIFT | 1 << EXPECTED_SHIFT)
+    weights = torch.ones_like(told) << log2_weights
+    return weights | marks | own << CLASS_SHIFT | log2_weights << LOG2_SHIFT
 
 
 @cache

@@ -17,7 +17,8 @@ from weightwire.kernels.contract import PLAIN_CHUNK, Streams
 from weightwire.kernels.reference import PLAIN_BITMAP, PLAIN_DENSE, PLAIN_SPARSE
 from weightwire.kernels.triton.changes import DeviceChanges
 from weightwire.kernels.triton.launch import TORCH_BITS, TRITON_BITS, to_device
-from weightwire.kernels.triton.staging import send_joined, to_host
+from weightwire.kernels.triton.downloads import to_host
+from weightwire.kernels.triton.uploads import Sending
 from weightwire.model import DType
 
 _LANES = 1024
@@ -42,8 +43,9 @@ def decode_plain_all(
     heads, n = _heads(counts, sizes, streams)
     n_bytes = _chunk_bytes(heads, n, dtype.n_bytes)
     _check_payloads(counts, n_bytes, streams)
-    parts = [np.ascontiguousarray(each.payload).view("<u4") for each in streams]
-    payload, words = send_joined([*parts, np.zeros(1, dtype=np.uint32)], device)
+    sending = Sending(sum(len(each.payload) for each in streams) // 4, device)
+    words = sending.send([np.ascontiguousarray(each.payload) for each in streams])
+    payload = sending.arrived()
     padded = -(-n_bytes // 4) * 4
     first = np.cumsum(padded) - padded
     _check_padding(words.view(np.uint8), first + n_bytes, first + padded)

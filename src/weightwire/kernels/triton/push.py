@@ -13,8 +13,9 @@ import triton
 import triton.language as tl
 
 from weightwire.kernels.gaps import CONTINUE
-from weightwire.kernels.triton.arrange import RAW_SHIFT, Arranged
+from weightwire.kernels.triton.arrange import RAW_SHIFT
 from weightwire.kernels.triton.elements import ENTRY_MASK, FREQUENCY_SHIFT
+from weightwire.kernels.triton.gather import Gathered
 from weightwire.kernels.triton.models import gap_entries, reciprocals
 from weightwire.model import DType
 
@@ -37,24 +38,22 @@ class Stacks:
     n_words: torch.Tensor
     """More than there is room for means that the chunk's words are not all there."""
     state: torch.Tensor
-    rooms: torch.Tensor
 
 
-def push(arranged: Arranged, dtype: DType, rooms: torch.Tensor, n_room: int) -> Stacks:
-    """Code every chunk; ``rooms`` words are set aside for each, ``n_room`` in all."""
-    n_chunks, device = len(rooms), rooms.device
+def push(gathered: Gathered, dtype: DType, n_room: int) -> Stacks:
+    """Code every chunk, in ``n_room`` words for all stacks."""
+    n_chunks, device = len(gathered.first), gathered.first.device
     stacks = Stacks(
         words=torch.empty(max(n_room, 1), dtype=torch.int32, device=device),
-        room_ends=rooms.long().cumsum(0),
+        room_ends=gathered.stack_room.cumsum(0, dtype=torch.int64),
         n_words=torch.empty(n_chunks, dtype=torch.int32, device=device),
         state=torch.empty(n_chunks, dtype=torch.int64, device=device),
-        rooms=rooms,
     )
     _push_kernel[(triton.cdiv(n_chunks, LANES),)](
-        arranged.first, arranged.events, arranged.symbols, arranged.n_changed, arranged.n_events,
-        arranged.n_symbols, arranged.rate, rooms, gap_entries(device), reciprocals(device),
-        stacks.words, stacks.room_ends, stacks.n_words, stacks.state, n_chunks,
-        WIDE=dtype.n_bytes == 4, LANES=LANES, num_warps=1,
+        gathered.first, gathered.events, gathered.symbols, gathered.n_changed, gathered.n_events,
+        gathered.n_symbols, gathered.rate, gathered.stack_room, gap_entries(device),
+        reciprocals(device), stacks.words, stacks.room_ends, stacks.n_words, stacks.state,
+        n_chunks, n_room, WIDE=dtype.n_bytes == 4, LANES=LANES, num_warps=1,
     )  # fmt: skip
     return stacks
 
@@ -108,7 +107,8 @@ def _reciprocal_of(entry, reciprocals, is_on):
 def _push_kernel(
     firsts, events, symbols, chunk_changed, chunk_events,
     chunk_symbols, chunk_rate, rooms, gap_table, reciprocals,
-    words, room_ends, n_words, states, n_chunks,
+    words, room_ends, n_words, states,
+    n_chunks, n_room,
     WIDE: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """A lane per chunk, from its last symbol to its first, then from its last event to its first."""
@@ -118,6 +118,8 @@ def _push_kernel(
     first = tl.load(firsts + chunk, mask=is_chunk, other=0)
     room_end = tl.load(room_ends + chunk, mask=is_chunk, other=0)
     bottom = room_end - tl.load(rooms + chunk, mask=is_chunk, other=0)
+    # Rooms do not add up to more than there is, but for rounding.
+    bottom = tl.where(room_end <= n_room, bottom, room_end)
     top = room_end
     state = tl.full((LANES,), 1, tl.uint64) << 32
 

@@ -1,7 +1,8 @@
 """Many pieces, coded in *slabs*: as many at a time as a memory budget allows.
 
-A slab begins with the pass over both states. What follows is the codec's; each costs the host a few
-looks at a few numbers, however many tensors a slab holds.
+A slab begins with the pass over both states; what follows is the codec's. Nothing of a slab is
+waited for before the next one has been begun: room is set aside by what samples showed, and pieces
+for which that was too little are coded again, by themselves.
 """
 
 from __future__ import annotations
@@ -10,42 +11,40 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from weightwire.kernels.contract import Streams
-from weightwire.kernels.triton.arrange import Chunks, add_up
-from weightwire.kernels.triton.changes import DeviceChanges
-from weightwire.kernels.triton.collect import TILE_ELEMENTS, Tiles, collect
-from weightwire.kernels.triton.launch import Bucket, make_bucket, spans_of, to_device
+from weightwire.kernels.triton.collect import GROUP_ELEMENTS
+from weightwire.kernels.triton.cuts import Cuts, Memories, cut
 from weightwire.kernels.triton.models import DeviceModels, ModelArrays, upload
 from weightwire.model import DType
 
 _LOG = logging.getLogger(__name__)
+_Launched = TypeVar("_Launched")
 
-_PLACE_BYTES = 4
-"""For each listed element that a tile has room for."""
+_MARGIN = 1.15
+"""Room for so many times as many elements as a sample has listed: changes are no even rain."""
 
-_LISTED_BYTES = 20
-"""For each listed element on its way through the coder."""
+_MORE = 4.0
+_MORE_RATE = 0.001
+"""So many times that much, and some more, for pieces that had too little; then room for everything."""
 
-_TILE_BYTES = 40
-"""A tile's sums, and its share of the tables that lead to it."""
+_RECORD_BYTES = 6 * 1.3
+"""A record and its marks, and what a segment sets aside beyond what is likely."""
 
-_ROOMS = np.array([16, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 768, TILE_ELEMENTS])
-"""Few different ones, so that most pieces are coded together."""
+_LISTED_BYTES = 13.5
+"""An event, a symbol, and its share of a stack."""
+
+_PAYLOAD_BYTES = 1.5
+
+_FIXED_SHARE = 1 / 256
+"""What sums and tables take, per element."""
 
 MIN_BUDGET = 64 << 20
-
-
-@dataclass(frozen=True)
-class Coded:
-    """A coded piece: streams on the host, and the changes on the device where they were kept."""
-
-    streams: Streams
-    changes: DeviceChanges | None = None
 
 
 @dataclass(frozen=True)
@@ -60,119 +59,97 @@ class Work:
     rates: npt.NDArray[np.float64]
     """How many elements of each piece's sample are listed: changed, or expected to."""
 
-    def some(self, numbers: Sequence[int]) -> Work:
-        """A few of the pieces."""
+    def some(self, numbers: Sequence[int], more: float) -> Work:
+        """A few of the pieces, so many times as crowded as their samples say."""
         at = np.array(numbers, dtype=np.intp)
         return Work(
             [self.olds[n] for n in numbers], [self.news[n] for n in numbers], self.dtype,
-            self.models.some(at), self.chunk_log2s[at], self.rates[at],
+            self.models.some(at), self.chunk_log2s[at], more * self.rates[at] + _MORE_RATE,
         )  # fmt: skip
-
-
-def rooms_for(rates: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """How many listed elements a tile is likely to have at most, given their rate in a sample.
-
-    Changes cluster, so this is more than chance alone would ask for; tiles that need still more
-    are found out, and their pieces looked at again.
-    """
-    mean = rates * TILE_ELEMENTS
-    likely = np.ceil(1.5 * mean + 6 * np.sqrt(mean) + 6)
-    rooms: npt.NDArray[np.int64] = _ROOMS[np.searchsorted(_ROOMS, np.minimum(likely, _ROOMS[-1]))]
-    return rooms
 
 
 def in_slabs(
     work: Work,
     budget_bytes: int,
-    code: Callable[[Slab], dict[int, Coded]],
-    on_host: Callable[[int], Coded],
-) -> list[Coded]:
-    """Code every piece; ``code`` gives those of a slab that could be, by number.
+    launch: Callable[[Slab], _Launched],
+    finish: Callable[[_Launched], dict[int, Streams]],
+    on_host: Callable[[int], Streams],
+) -> list[Streams]:
+    """Code every piece: ``launch`` waits for nothing, ``finish`` gives what could be coded, by number.
 
-    What a slab had too little room for is coded by itself with room for everything, and
-    ``on_host`` if even that does not do.
+    What a slab had too little room for is coded again with more, then by itself with room for
+    everything, and ``on_host`` if even that does not do.
     """
-    done: dict[int, Coded] = {}
-    crowded: list[int] = []
-    for room, numbers in _slabs(work, budget_bytes):
-        found = code(Slab(work.some(numbers), room))
-        done.update({numbers[n]: coded for n, coded in found.items()})
-        crowded += [n for n in numbers if n not in done]
-    if crowded:
-        _LOG.info("%d pieces change more than their samples showed; once more", len(crowded))
-    for number in crowded:
-        again = code(Slab(work.some([number]), TILE_ELEMENTS))
-        done[number] = again.get(0) or on_host(number)
+    done = dict(_code(work, _slabs(work, budget_bytes), launch, finish))
+    left = [number for number in range(len(work.olds)) if number not in done]
+    if left:
+        _LOG.info("%d pieces change more than their samples showed; once more", len(left))
+        some = work.some(left, _MORE)
+        for number, streams in _code(some, _slabs(some, budget_bytes), launch, finish):
+            done[left[number]] = streams
+    for number in [number for number in left if number not in done]:
+        again = dict(_code(work.some([number], 1), [slice(0, 1)], launch, finish, is_roomy=True))
+        done[number] = again[0] if again else on_host(number)
     return [done[number] for number in range(len(work.olds))]
 
 
-def _slabs(work: Work, budget_bytes: int) -> Iterator[tuple[int, list[int]]]:
-    """Pieces that are coded together: with room for the same number, and within the budget."""
+def _code(
+    work: Work,
+    slabs: Sequence[slice],
+    launch: Callable[[Slab], _Launched],
+    finish: Callable[[_Launched], dict[int, Streams]],
+    *,
+    is_roomy: bool = False,
+) -> Iterator[tuple[int, Streams]]:
+    """All slabs are begun before the first is waited for."""
+    memories = Memories(work.olds, work.news)
+    models = upload(work.models, work.dtype, memories.device)
+    rates = np.ones(len(work.olds)) if is_roomy else _MARGIN * work.rates
+    launched = []
+    for slab in slabs:
+        cuts = cut(memories, slab, work.chunk_log2s[slab], rates[slab])
+        likely = float((rates[slab] * memories.sizes[slab]).sum())
+        n_listed = int(min(likely + 8 * likely**0.5 + 1024, cuts.n_elements))
+        launched.append(launch(Slab(work.dtype, cuts, models.part(slab), n_listed, is_roomy)))
+    for slab, each in zip(slabs, launched, strict=True):
+        for number, streams in finish(each).items():
+            yield slab.start + number, streams
+
+
+def _slabs(work: Work, budget_bytes: int) -> list[slice]:
+    """Pieces that are coded together: in order, about equally many bytes at a time."""
+    sizes = np.array([old.numel() for old in work.olds], dtype=np.float64)
+    listed = np.minimum(_MARGIN * work.rates, 1)
+    records = np.minimum(listed, 1 / GROUP_ELEMENTS)
+    needed = sizes * (listed * _LISTED_BYTES + records * _RECORD_BYTES + _FIXED_SHARE)
     budget = max(budget_bytes, MIN_BUDGET)
-    rooms = rooms_for(work.rates)
-    for room in np.unique(rooms).tolist():
-        slab: list[int] = []
-        n_bytes = 0
-        for number in np.flatnonzero(rooms == room).tolist():
-            n_tiles = -(-work.olds[number].numel() // TILE_ELEMENTS)
-            n_listed = float(work.rates[number]) * TILE_ELEMENTS
-            tile_bytes = room * _PLACE_BYTES + n_listed * _LISTED_BYTES + _TILE_BYTES
-            needed = int(n_tiles * tile_bytes)
-            if slab and n_bytes + needed > budget:
-                yield room, slab
-                slab, n_bytes = [], 0
-            slab.append(number)
-            n_bytes += needed
-        if slab:
-            yield room, slab
+    # Every slab's payload is there until the last slab was begun.
+    budget = max(budget - float((sizes * listed).sum()) * _PAYLOAD_BYTES, budget / 4)
+    n_slabs = max(1, int(np.ceil(needed.sum() / budget)))
+    borders = np.searchsorted(np.cumsum(needed), needed.sum() * np.arange(1, n_slabs) / n_slabs)
+    ends = np.unique([0, *borders.tolist(), len(sizes)])
+    return [slice(first, last) for first, last in pairwise(ends.tolist())]
 
 
+@dataclass(frozen=True)
 class Slab:
-    """Some pieces on their way to code: where everything lies, and how the pass over it is made."""
+    """Some pieces on their way to code: how they are cut, and how much room there is."""
 
-    def __init__(self, work: Work, room: int) -> None:
-        self.work, self._room = work, room
-        device = work.olds[0].device
-        sizes = np.array([old.numel() for old in work.olds], dtype=np.int64)
-        n_tiles = -(-sizes // TILE_ELEMENTS)
-        self.n_tiles = int(n_tiles.sum())
-        self.old: Bucket = make_bucket(work.olds, TILE_ELEMENTS)
-        self.new: Bucket = make_bucket(work.news, TILE_ELEMENTS)
-        self.first_tile = to_device(np.cumsum(n_tiles) - n_tiles, device)
-        self.models: DeviceModels = upload(work.models, work.dtype, device)
-        self.chunk_counts = -(-sizes >> work.chunk_log2s)
-        self._chunk_log2s = to_device(work.chunk_log2s.astype(np.int64), device)
+    dtype: DType
+    cuts: Cuts
+    models: DeviceModels
+    n_listed: int
+    """How many elements there is room for."""
+    is_roomy: bool
+    """With room for everything that could be listed, not only for what is likely."""
 
-    def collect(self) -> tuple[Tiles, Chunks, set[int]]:
-        """Look at every element; pieces with a tile that had too little room count as unchanged."""
-        tiles = collect(
-            self.old,
-            self.new,
-            self.first_tile,
-            self.n_tiles,
-            self.models,
-            self.work.dtype,
-            self._room,
-        )
-        piece, number = spans_of(self.chunk_counts, self.old.device)
-        log2 = self._chunk_log2s[piece.long()]
-        start = number.long() << log2
-        size = torch.minimum(self.old.sizes[piece.long()] - start, torch.ones_like(start) << log2)
-        first_tile = self.first_tile[piece.long()] + start // TILE_ELEMENTS
-        chunks = add_up(tiles, piece, first_tile, size)
-        if not bool(chunks.is_crowded.any()):
-            return tiles, chunks, set()
-        crowded = torch.unique(piece[chunks.is_crowded != 0])
-        tiles.n_listed.masked_fill_(torch.isin(self.old.span_memory, crowded), 0)
-        return tiles, add_up(tiles, piece, first_tile, size), set(crowded.tolist())
-
-    def nothing(self, width: int, keep_changes: bool) -> dict[int, Coded]:
-        """What comes of a slab without elements; ``width``: columns of a directory."""
-        directory, payload = np.empty((0, width), dtype=np.uint32), np.empty(0, dtype=np.uint8)
-        empty = self.work.news[0][:0]
-        changes = DeviceChanges(empty.to(torch.int32), empty, 0) if keep_changes else None
-        coded = Coded(Streams(directory, payload, 0), changes)
-        return dict.fromkeys(range(len(self.work.olds)), coded)
+    @property
+    def step_bits(self) -> int:
+        """Bits of a step, and what a gap takes beyond its logarithm: finer types take more of them."""
+        if self.is_roomy:
+            return 96
+        is_float = bool(self.dtype.key_mask)
+        return 3 + (max(0, self.dtype.key_shift - 7) if is_float else 8 * self.dtype.n_bytes)
 
 
 def split(
@@ -181,35 +158,20 @@ def split(
     sizes: npt.NDArray[np.int32],
     n_changed: npt.NDArray[np.int32],
     payload: npt.NDArray[np.int32],
-    kept: tuple[torch.Tensor, torch.Tensor] | None,
-    left_out: set[int],
-) -> dict[int, Coded]:
-    """Every piece's share of what a slab gave, by number; ``sizes`` are a chunk's words."""
-    ends = [0, *np.cumsum(chunk_counts).tolist()]
-    words, changes = (
+    is_short: npt.NDArray[np.int32],
+) -> dict[int, Streams]:
+    """Every piece's share of what a slab gave, by number; pieces with a short chunk are left out."""
+    ends = np.concatenate([[0], np.cumsum(chunk_counts)])
+    words, changes, short = (
         pairwise(np.concatenate([[0], np.cumsum(by_chunk, dtype=np.int64)])[ends].tolist())
-        for by_chunk in (sizes, n_changed)
+        for by_chunk in (sizes, n_changed, is_short)
     )
     return {
-        number: Coded(
-            Streams(
-                directory[slice(*rows)],
-                payload[slice(*body)].view(np.uint8),
-                changed[1] - changed[0],
-            ),
-            _part(kept, *changed),
+        number: Streams(
+            directory[slice(*rows)], payload[slice(*body)].view(np.uint8), changed[1] - changed[0]
         )
-        for number, (rows, body, changed) in enumerate(
-            zip(pairwise(ends), words, changes, strict=True)
+        for number, (rows, body, changed, (before, after)) in enumerate(
+            zip(pairwise(ends.tolist()), words, changes, short, strict=True)
         )
-        if number not in left_out
+        if before == after
     }
-
-
-def _part(
-    kept: tuple[torch.Tensor, torch.Tensor] | None, first: int, last: int
-) -> DeviceChanges | None:
-    """One piece's share of a slab's changes."""
-    if kept is None:
-        return None
-    return DeviceChanges(kept[0][first:last], kept[1][first:last], last - first)

@@ -18,7 +18,7 @@ from weightwire.codec.classes import OUTLIERS
 from weightwire.errors import StopError
 from weightwire.kernels.contract import N_CLASSES, N_TOKENS, WHOLE_SAMPLE
 from weightwire.kernels.triton.launch import Bucket, make_bucket, memory_at
-from weightwire.kernels.triton.staging import to_host
+from weightwire.kernels.triton.downloads import to_host
 from weightwire.model import DType
 
 _N_RUNS = 64

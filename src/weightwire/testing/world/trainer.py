@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Executor
 from pathlib import Path
 
+from weightwire.diff.held import HeldOnHost
 from weightwire.errors import FencedWriter, RetryError, WeightwireError
 from weightwire.patching import digest
 from weightwire.publisher import Publisher
@@ -63,7 +64,7 @@ class Trainer:
                 break
             train(self.model, self._stage.chances)
             if publisher.version >= 0 and self._stage.chances.strikes(Trouble.BASELINE_BIT_FLIP):
-                flip_bit(publisher._baseline._arrays, self._stage.chance)
+                flip_bit(_arrays_of(publisher), self._stage.chance)
             n_before = life.n_operations
             publish(self._stage, publisher, self.model, self.name)
             self._stage.check_operations(life, n_before)
@@ -102,6 +103,11 @@ class Trainer:
             return
         if self._stage.chances.strikes(Trouble.BASELINE_FILE_DAMAGED):
             damage_file(self._baseline, self._stage.chance)
+
+
+def _arrays_of(publisher: Publisher) -> Model:
+    held = publisher._baseline._held.items()
+    return {name: each.array for name, each in held if isinstance(each, HeldOnHost)}
 
 
 def publish(stage: Stage, publisher: Publisher, model: Model, who: str) -> bool:

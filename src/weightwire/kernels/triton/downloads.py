@@ -1,0 +1,120 @@
+"""From a device to the host, through page-locked memory that is kept: to lock pages takes long."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+_MAX_FREE_BYTES = 1 << 30
+"""Page-locked memory that is held for the next time."""
+
+
+class Arriving:
+    """An array on its way to the host."""
+
+    def __init__(self, array: Any, done: torch.cuda.Event | None) -> None:
+        self._array, self._done = array, done
+
+    def wait(self) -> Any:
+        """The array, once it is there. Its memory is lent until nobody has the array any more."""
+        if self._done is not None:
+            self._done.synchronize()
+        return self._array
+
+
+def mark(device: torch.device) -> torch.cuda.Event | None:
+    """This moment in the current stream, to be waited for elsewhere."""
+    if device.type == "cpu":
+        return None
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+@contextmanager
+def beside(device: torch.device) -> Iterator[None]:
+    """What is launched here comes after all that was, and before nothing: on a stream of its own."""
+    if device.type == "cpu":
+        yield
+        return
+    stream = _side_stream(device)
+    stream.wait_event(mark(device))
+    with torch.cuda.stream(stream):
+        yield
+
+
+def send_to_host(tensor: torch.Tensor, after: torch.cuda.Event | None = None) -> Arriving:
+    """Begin a copy that waits for ``after``, or for the current stream, and holds up neither."""
+    if tensor.device.type == "cpu":
+        return Arriving(tensor.numpy(), None)
+    stream = _copy_stream(tensor.device)
+    event = after or mark(tensor.device)
+    memory = _POOL.take(tensor.numel() * tensor.element_size())
+    through = memory[: tensor.numel() * tensor.element_size()].view(tensor.dtype)
+    with torch.cuda.stream(stream):
+        stream.wait_event(event)
+        through.view(tensor.shape).copy_(tensor, non_blocking=True)
+        tensor.record_stream(stream)
+        done = torch.cuda.Event()
+        done.record(stream)
+    return Arriving(np.asarray(_Lent(memory, through.view(tensor.shape))), done)
+
+
+def to_host(tensor: torch.Tensor) -> Any:
+    """A copy as an array; waits for this stream and no other."""
+    return send_to_host(tensor).wait()
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+@cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+class _Pool:
+    """Page-locked memory by size."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: dict[int, list[torch.Tensor]] = {}
+        self._n_free_bytes = 0
+
+    def take(self, n_bytes: int) -> torch.Tensor:
+        """At least so many bytes."""
+        size = 1 << max(n_bytes - 1, 1 << 12).bit_length()
+        with self._lock:
+            free = self._free.get(size)
+            if free:
+                self._n_free_bytes -= size
+                return free.pop()
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    def give_back(self, memory: torch.Tensor) -> None:
+        """Keep it for the next time, unless there is enough."""
+        with self._lock:
+            if self._n_free_bytes + len(memory) <= _MAX_FREE_BYTES:
+                self._free.setdefault(len(memory), []).append(memory)
+                self._n_free_bytes += len(memory)
+
+
+_POOL = _Pool()
+
+
+class _Lent:
+    """What an array over page-locked memory holds on to; the memory goes back when it is gone."""
+
+    def __init__(self, memory: torch.Tensor, part: torch.Tensor) -> None:
+        # The tensor's own array does not keep the tensor: it would not be told of its end.
+        self.__array_interface__ = part.numpy().__array_interface__
+        weakref.finalize(self, _POOL.give_back, memory)

@@ -1,0 +1,119 @@
+"""From the host to a device: small tables in one copy, and payloads joined while they are sent.
+
+Page-locked memory is torch's own: it keeps what was let go, and lends it again once the copies out
+of it are done.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from weightwire.kernels import backend
+
+_TABLE_BYTES = 16
+"""Tables in one memory begin at multiples of this."""
+
+_RUN_BYTES = 16 << 20
+"""Joined at a time: what is joined travels while the next is being joined."""
+
+_MAX_THREADS = 8
+"""More do not copy faster."""
+
+
+def send_tables(tables: Sequence[npt.NDArray[Any]], device: torch.device) -> list[torch.Tensor]:
+    """Flat tables, in one copy that is not waited for."""
+    if device.type == "cpu":
+        return [torch.from_numpy(table) for table in tables]
+    firsts = np.cumsum([0, *(-(-table.nbytes // _TABLE_BYTES) for table in tables)]) * _TABLE_BYTES
+    packed = torch.empty(int(firsts[-1]), dtype=torch.uint8, pin_memory=True)
+    room = packed.numpy()
+    for first, table in zip(firsts.tolist(), tables, strict=False):
+        room[first : first + table.nbytes].view(table.dtype)[:] = table
+    sent = packed.to(device, non_blocking=True)
+    return [
+        sent[first : first + table.nbytes].view(torch.from_numpy(table).dtype)
+        for first, table in zip(firsts.tolist(), tables, strict=False)
+    ]
+
+
+class Sending:
+    """A payload on its way, beside what the current stream is given to do in the meantime."""
+
+    def __init__(self, n_words: int, device: torch.device) -> None:
+        # Never empty: a kernel may look at the first word of nothing.
+        self._words = torch.empty(n_words + 1, dtype=torch.int32, device=device)
+        self._has_room = (
+            None if device.type == "cpu" else torch.cuda.current_stream().record_event()
+        )
+        self._n_words = n_words
+
+    def send(self, parts: Sequence[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint32]:
+        """Join these parts, which have as many words as was said, and begin to copy them."""
+        joined: npt.NDArray[np.uint32]
+        if self._has_room is None:
+            joined = self._words.numpy().view(np.uint32)
+            join_parts(parts, joined[: self._n_words].view(np.uint8))
+            return joined
+        memory = torch.empty(4 * self._n_words, dtype=torch.uint8, pin_memory=True)
+        stream = _copy_stream(self._words.device)
+        stream.wait_event(self._has_room)
+        with torch.cuda.stream(stream):
+            to = self._words.view(torch.uint8)
+            for first, run in _runs(parts):
+                here = slice(first, first + sum(map(len, run)))
+                join_parts(run, memory[here].numpy())
+                to[here].copy_(memory[here], non_blocking=True)
+        # Should nobody ask for the words: their memory is not lent again before they are there.
+        self._words.record_stream(stream)
+        joined = memory.numpy().view(np.uint32)
+        return joined
+
+    def arrived(self) -> torch.Tensor:
+        """The words, for whatever the current stream is given to do from now on."""
+        if self._has_room is not None:
+            device = self._words.device
+            torch.cuda.current_stream(device).wait_stream(_copy_stream(device))
+        return self._words
+
+
+def _mark(device: torch.device) -> torch.cuda.Event | None:
+    """This moment in the current stream."""
+    return None if device.type == "cpu" else torch.cuda.current_stream(device).record_event()
+
+
+@cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def _runs(
+    parts: Sequence[npt.NDArray[np.uint8]],
+) -> Iterator[tuple[int, list[npt.NDArray[np.uint8]]]]:
+    """Parts to be joined together, with the place of the first one's first byte."""
+    run: list[npt.NDArray[np.uint8]] = []
+    first = n_bytes = 0
+    for part in parts:
+        run.append(part)
+        n_bytes += len(part)
+        if n_bytes >= _RUN_BYTES:
+            yield first, run
+            first, n_bytes, run = first + n_bytes, 0, []
+    if run:
+        yield first, run
+
+
+def join_parts(parts: Sequence[npt.NDArray[np.uint8]], out: npt.NDArray[np.uint8]) -> None:
+    """Copy parts into ``out``, one after the other; they fill it."""
+    if backend() == "reference":
+        np.concatenate([*parts, out[:0]], out=out)
+        return
+    native: Any = importlib.import_module("weightwire._native")
+    native.join_parts(list(parts), out, min(len(os.sched_getaffinity(0)), _MAX_THREADS))
