@@ -18,7 +18,7 @@ def diff(
 ) -> Patch:
     """The patch that turns ``base`` into ``target``, bit for bit.
 
-    States are mappings of names to NumPy arrays, torch CPU tensors or DLPack objects, torch
+    States are mappings of names to NumPy arrays, torch tensors or DLPack objects, torch
     modules, iterables of (name, tensor), or readers such as ``weightwire.checkpoint.Checkpoint``.
 
     Raises:

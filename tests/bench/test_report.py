@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from weightwire.bench.cases import CHAIN, GENERATED, SPEED
-from weightwire.bench.machine import Machine
+from weightwire.bench.machine import Gpu, Machine
 from weightwire.bench.plot import save_plot
 from weightwire.bench.published import BEST_PUBLISHED
 from weightwire.bench.report import to_json, to_markdown
@@ -48,6 +49,17 @@ def test_markdown_says_where_what_and_how() -> None:
     assert "aarch64, Linux, 4 CPUs, 2 thread(s) per encoding; Python 3.11.7" in text
     assert "backend `native`" in text
     assert "3 repetition(s)" in text
+
+
+def test_a_gpu_is_named_with_what_compiles_its_kernels_and_was_not_measured() -> None:
+    report = full_report()
+    machine = replace(MACHINE, gpu=Gpu("A Fine GPU", "2.11.0", "3.6.0"))
+    text = to_markdown(replace(report, machine=machine))
+    assert "ran on the CPUs; kernels for this machine's A Fine GPU (Triton 3.6.0, torch 2." in text
+    assert "GPU" not in to_markdown(report).split("## ")[0]
+    tree = json.loads(to_json(replace(report, machine=machine)))
+    assert tree["machine"]["gpu"] == {"name": "A Fine GPU", "torch": "2.11.0", "triton": "3.6.0"}
+    assert json.loads(to_json(report))["machine"]["gpu"] is None
 
 
 def test_markdown_tables_hold_the_measured_values() -> None:

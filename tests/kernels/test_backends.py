@@ -5,11 +5,24 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 import weightwire as ww
 from weightwire.errors import BackendMissing
+from weightwire.kernels import kernels
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These tests are about the host's backends, also where there is a GPU."""
+    monkeypatch.setitem(sys.modules, "torch", torch_that_sees(n_gpus=0))
+
+
+def torch_that_sees(n_gpus: int) -> SimpleNamespace:
+    """As much of torch as the naming of backends asks."""
+    return SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: n_gpus > 0))
 
 
 def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -34,6 +47,33 @@ def test_forced_backend_is_used_until_it_is_freed() -> None:
     finally:
         ww.use_backend(None)
     assert ww.backend() == "native"
+
+
+@pytest.mark.parametrize("host", ["native", "reference"])
+def test_a_gpu_that_kernels_reach_is_named_beside_the_hosts_backend(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", torch_that_sees(n_gpus=1))
+    monkeypatch.setattr("weightwire.kernels.devices.is_ready", lambda: True)
+    ww.use_backend(host)
+    try:
+        assert ww.backend() == f"{host}+triton"
+        assert kernels().name == host
+    finally:
+        ww.use_backend(None)
+
+
+def test_a_gpu_without_triton_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", torch_that_sees(n_gpus=1))
+    monkeypatch.setattr("weightwire.kernels.devices.is_ready", lambda: False)
+    assert ww.backend() == "native"
+
+
+def test_asking_for_the_backend_loads_neither_torch_nor_triton() -> None:
+    found = run_python(
+        "import sys, weightwire; print(weightwire.backend(), {'torch', 'triton'} & {*sys.modules})"
+    )
+    assert found.stdout == "native set()\n"
 
 
 @pytest.mark.parametrize("name", ["triton", "", "Native"])

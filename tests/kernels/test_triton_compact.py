@@ -19,6 +19,7 @@ pytest.importorskip("triton", reason="triton is not installed: nothing to compar
 
 from weightwire.codec.device_pieces import decode_pieces, encode_pieces
 from weightwire.kernels.triton.encode import encode_compact_all
+from weightwire.kernels.triton.memories import Memories
 from weightwire.kernels.triton.models import arrays_of
 from weightwire.kernels.triton.slabs import Work
 
@@ -126,7 +127,7 @@ def test_pieces_with_more_changes_than_their_samples_foretold_are_coded_again(
     models = [build_model(survey, dtype) for survey in surveys]
     chunks = np.array([choose_chunk_log2(survey) for survey in surveys], dtype=np.int64)
     olds, news = ([on(device, bits) for bits in side] for side in zip(*pairs, strict=True))
-    work = Work(olds, news, dtype, arrays_of(models), chunks, np.zeros(3))
+    work = Work(Memories(olds, news), dtype, arrays_of(models), chunks, np.zeros(3))
     with caplog.at_level("INFO"):
         found = encode_compact_all(work, budget_bytes=BUDGET)
     assert "once more" in caplog.text
@@ -146,7 +147,7 @@ def test_slabs_give_the_bytes_of_all_pieces_at_once(
     models = [build_model(survey, dtype) for survey in surveys]
     chunks = np.array([choose_chunk_log2(survey) for survey in surveys], dtype=np.int64)
     olds, news = ([on(device, bits) for bits in side] for side in zip(*pairs, strict=True))
-    work = Work(olds, news, dtype, arrays_of(models), chunks, np.full(5, 0.02))
+    work = Work(Memories(olds, news), dtype, arrays_of(models), chunks, np.full(5, 0.02))
     for (a, b), model, chunk, coded in zip(
         pairs, models, chunks.tolist(), encode_compact_all(work, budget_bytes=0), strict=True
     ):
@@ -164,7 +165,7 @@ def test_chunks_with_more_exceptions_than_there_is_room_for_are_coded_on_the_hos
     calm[:50] ^= 1
     survey = NATIVE.survey(old, calm, dtype)
     model, chunk = build_model(survey, dtype), 16
-    work = Work([on(device, old)], [on(device, new)], dtype, arrays_of([model]),
+    work = Work(Memories([on(device, old)], [on(device, new)]), dtype, arrays_of([model]),
                 np.array([chunk]), np.array([0.02]))  # fmt: skip
     (found,) = encode_compact_all(work, budget_bytes=BUDGET)
     assert_same(found, NATIVE.encode_compact(old, new, dtype, model, chunk, 1))

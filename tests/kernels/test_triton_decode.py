@@ -14,6 +14,7 @@ from weightwire.errors import CorruptStream
 from weightwire.kernels import use_backend
 from weightwire.kernels.contract import N_CLASSES, ClassModel, StepTable, Streams
 from weightwire.kernels.native import NativeKernels
+from weightwire.kernels.reference import EVENT_MASK, EXCEPTIONS
 from weightwire.model import Bits, DType, dtype_named
 
 pytest.importorskip("triton", reason="triton is not installed: nothing to compare with")
@@ -179,6 +180,40 @@ def test_expected_elements_in_some_rows_of_some_pieces(device: torch.device) -> 
         case(old[200:3000], nudged(old[200:3000], unlikely[1:2], rng), BF16, some, 10),
     ]
     assert_decoded(cases, BF16, device)
+
+
+def test_expected_elements_far_into_a_long_chunk(device: torch.device) -> None:
+    """Several programs list them, each from where the one before it ends."""
+    rng = np.random.default_rng(13)
+    keys = np.full(70_001, 122)
+    keys[[5, 300, 301, 32_767, 32_768, 40_000, 65_535, 65_536, 70_000]] = 115
+    old = keyed(rng, keys)
+    new = nudged(old, np.array([5, 6, 301, 32_767, 32_768, 33_000, 65_536, 70_000]), rng)
+    model = model_with({}, {0}, 115)
+    assert_decoded([case(old, new, BF16, model, log2) for log2 in (16, 17)], BF16, device)
+
+
+def test_changes_of_all_kinds_stand_among_each_other_in_many_blocks(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Coded ones, single steps, exceptions, and expected elements that change or do not."""
+    n = 6000
+    if device.type == "cpu":
+        # In the interpreter so many would take minutes: fewer, in smaller blocks.
+        n = 250
+        monkeypatch.setattr("weightwire.kernels.triton.merge._BLOCK", 16)
+        monkeypatch.setattr("weightwire.kernels.triton.pop_steps._BLOCK", 16)
+    rng = np.random.default_rng(12)
+    keys = 115 + rng.choice(4, n, p=[0.2, 0.3, 0.3, 0.2])
+    old = keyed(rng, keys)
+    is_changed = rng.random(n) < np.where(keys == 115, 0.6, 0.17)
+    model = model_with({0: 1, 2: 2}, {0}, 115)
+    model = dataclasses.replace(model, steps=(FEW_STEPS, ONE_STEP, *model.steps[2:]))
+    each = case(old, nudged(old, np.flatnonzero(is_changed), rng), BF16, model, 13)
+    head = int(each.piece.streams.directory[0, 0])
+    assert head & EXCEPTIONS
+    assert min(head & EVENT_MASK, np.count_nonzero(keys == 115)) > n // 6
+    assert_decoded([each], BF16, device)
 
 
 @pytest.mark.parametrize("chunk_log2", [10, 20])

@@ -15,6 +15,7 @@ from weightwire.model import Bits, dtype_named
 
 pytest.importorskip("triton", reason="triton is not installed: nothing to compare with")
 
+from weightwire.kernels.triton.cuts import MAX_SEGMENT_LOG2
 from weightwire.kernels.triton.plain_decode import decode_plain_all
 from weightwire.kernels.triton.plain_encode import encode_plain_all
 
@@ -63,6 +64,10 @@ def test_bytes_and_changes_are_those_of_the_reference(
         assert changes.bits.cpu().numpy().tobytes() == wanted_changes.bits.tobytes()
         old[positions] = wanted_changes.bits
         assert old.tobytes() == new.tobytes()
+
+
+def test_a_plain_chunk_is_a_segment() -> None:
+    assert 1 << MAX_SEGMENT_LOG2 == PLAIN_CHUNK
 
 
 def test_a_piece_with_more_changes_than_its_sample_foretold_is_coded_again(

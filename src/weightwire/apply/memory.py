@@ -60,7 +60,7 @@ class Applied:
 def apply(state: State, patch: Patch, *, n_threads: int | None = None) -> Applied:
     """Bring a state from the patch's base to its target, in place.
 
-    ``state`` is a mapping of names to NumPy arrays, torch CPU tensors or DLPack objects, or a torch
+    ``state`` is a mapping of names to NumPy arrays, torch tensors or DLPack objects, or a torch
     module. All checks come before the first write; after the last one, live memory is read again.
 
     Raises:

@@ -8,6 +8,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from weightwire.kernels import devices, kernels
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One that Weightwire's kernels work on, and what they are compiled by."""
+
+    name: str
+    torch: str
+    triton: str
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -20,12 +31,13 @@ class Machine:
     python: str
     numpy: str
     backend: str
+    """Of the host, where all encodings run."""
+    gpu: Gpu | None = None
+    """What publishers and subscribers here would use beside it."""
 
 
 def describe_machine(n_threads: int) -> Machine:
-    """This machine, and the kernel backend that Weightwire chose on it."""
-    from weightwire.kernels import kernels
-
+    """This machine, and the kernels that Weightwire chose on it."""
     return Machine(
         architecture=platform.machine(),
         system=platform.system(),
@@ -34,7 +46,21 @@ def describe_machine(n_threads: int) -> Machine:
         python=platform.python_version(),
         numpy=np.__version__,
         backend=kernels().name,
+        gpu=_find_gpu(),
     )
+
+
+def _find_gpu() -> Gpu | None:
+    try:
+        import torch
+    except (ImportError, OSError):
+        # Not installed, or installed for another machine: either way there is no GPU for us.
+        return None
+    if not devices.has_device():
+        return None
+    import triton
+
+    return Gpu(torch.cuda.get_device_name(), torch.__version__, triton.__version__)
 
 
 def count_cpus() -> int:

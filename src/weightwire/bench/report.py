@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from weightwire.bench.cases import CHAIN, SPEED
-from weightwire.bench.machine import Machine
+from weightwire.bench.machine import Gpu, Machine
 from weightwire.bench.results import BenchReport, CaseResult, FileSize, Measurement, Ratio
 
 _FOOTNOTES = """\
@@ -73,7 +73,16 @@ def _machine_line(machine: Machine) -> str:
     return (
         f"{machine.architecture}, {machine.system}, {machine.n_cpus} CPUs, "
         f"{machine.n_threads} thread(s) per encoding; Python {machine.python}, "
-        f"NumPy {machine.numpy}; Weightwire backend `{machine.backend}`."
+        f"NumPy {machine.numpy}; Weightwire backend `{machine.backend}`.{_gpu_sentence(machine.gpu)}"
+    )
+
+
+def _gpu_sentence(gpu: Gpu | None) -> str:
+    if gpu is None:
+        return ""
+    return (
+        f" All encodings ran on the CPUs; kernels for this machine's {gpu.name} (Triton {gpu.triton},"
+        f" torch {gpu.torch}) load, and are measured by `benchmarks/gpu/run.sh`."
     )
 
 

@@ -13,7 +13,7 @@ from weightwire.codec.classes import UNUSED_MODEL
 from weightwire.codec.model_batch import ModelBatch, build_models
 from weightwire.codec.piece import CODECS, EncodedPiece, thread_count
 from weightwire.errors import CorruptStream, StopError
-from weightwire.kernels.contract import DENSE, N_TOKENS, PLAIN_CHUNK, ClassModel, Streams
+from weightwire.kernels.contract import DENSE, PLAIN_CHUNK, ClassModel, Streams
 from weightwire.model import DType
 
 if TYPE_CHECKING:
@@ -70,25 +70,31 @@ def encode_pieces(
     Raises:
         StopError: there is no codec of this name.
     """
+    from weightwire.kernels.triton.downloads import send_to_host
     from weightwire.kernels.triton.encode import encode_compact_all
+    from weightwire.kernels.triton.memories import Memories
     from weightwire.kernels.triton.slabs import Work
-    from weightwire.kernels.triton.survey import survey_all
+    from weightwire.kernels.triton.survey import survey_memories
 
     if codec not in CODECS:
         raise StopError(f"no codec {codec!r}; choose one of: {', '.join(CODECS)}")
     if not olds:
         return []
-    survey = survey_all(olds, news, dtype).to_host()
+    memories = Memories(olds, news)
+    counted = survey_memories(memories, dtype)
+    changed = send_to_host(counted.n_changed.sum(dim=2))
+    survey = counted.to_host()
     if codec == "plain":
-        return _encode_plain(olds, news, dtype, survey, budget_bytes)
-    by_class, changed = survey.n_by_class.numpy(), survey.n_changed.numpy()
+        return _encode_plain(olds, news, dtype, survey, changed.wait(), budget_bytes)
+    by_class, by_token = survey.n_by_class.numpy(), survey.n_changed.numpy()
     models = build_models(
-        survey.base_key.numpy(), by_class, changed, dtype, thread_count(n_threads)
+        survey.base_key.numpy(), by_class, by_token, dtype, thread_count(n_threads)
     )
     chunk_log2s = models.chunk_log2.astype(np.int64)
     work = Work(
-        olds, news, dtype, _batch_arrays(models), chunk_log2s, _listed_rates(survey, models)
-    )
+        memories, dtype, _batch_arrays(models), chunk_log2s,
+        _listed_rates(by_class, changed.wait(), models),
+    )  # fmt: skip
     coded = encode_compact_all(work, budget_bytes=budget_bytes)
     return [
         DevicePiece(old.numel(), streams, models, number)
@@ -101,12 +107,12 @@ def _encode_plain(
     news: Sequence[torch.Tensor],
     dtype: DType,
     survey: SurveyBatch,
+    changed: npt.NDArray[np.int64],
     budget_bytes: int,
 ) -> list[DevicePiece]:
     from weightwire.kernels.triton.plain_encode import encode_plain_all
 
-    n_changed = survey.n_changed.numpy().sum(axis=(1, 2), dtype=np.float64)
-    rates = n_changed / np.maximum(survey.n_by_class.numpy().sum(axis=1), 1)
+    rates = changed.sum(axis=1, dtype=np.float64) / np.maximum(survey.n_by_class.numpy().sum(axis=1), 1)
     coded = encode_plain_all(olds, news, dtype, rates, budget_bytes=budget_bytes)
     return [
         DevicePiece(old.numel(), streams, None, number)
@@ -184,18 +190,14 @@ def _batch_arrays(models: ModelBatch) -> ModelArrays:
 
     return ModelArrays(
         models.base_keys, models.log2_weights, models.expected, models.n_tokens,
-        _tokens(models), models.frequencies,
+        models.first_token[:, :, None], models.frequencies,
     )  # fmt: skip
 
 
-def _tokens(models: ModelBatch) -> npt.NDArray[np.uint8]:
-    return models.first_token[:, :, None] + np.arange(N_TOKENS, dtype=np.uint8)
-
-
-def _listed_rates(survey: SurveyBatch, models: ModelBatch) -> npt.NDArray[np.float64]:
+def _listed_rates(
+    by_class: npt.NDArray[np.int32], changed: npt.NDArray[np.int64], models: ModelBatch
+) -> npt.NDArray[np.float64]:
     """Of every piece's sample, how much changed or is expected to."""
-    by_class = survey.n_by_class.numpy().astype(np.float64)
-    changed = survey.n_changed.sum(dim=2).numpy()
     listed = np.where(models.expected, by_class, changed).sum(axis=1)
     rates: npt.NDArray[np.float64] = listed / np.maximum(by_class.sum(axis=1), 1)
     return rates

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from weightwire.codec.classes import chunk_log2_of, model_of_classes
 from weightwire.errors import StopError
-from weightwire.kernels import backend
+from weightwire.kernels import kernels
 from weightwire.kernels.contract import N_CLASSES, N_TOKENS, ClassModel, StepTable
 from weightwire.kernels.steps import max_token
 from weightwire.model import DType
@@ -85,7 +85,7 @@ def build_models(
         raise StopError(f"elements by class have shape {n_by_class.shape}")
     if n_changed.shape != (n_pieces, N_CLASSES, N_TOKENS):
         raise StopError(f"changes by class have shape {n_changed.shape}")
-    build = _reference_batch if backend() == "reference" else _native_batch
+    build = _reference_batch if kernels().name == "reference" else _native_batch
     return build(base_keys, n_by_class, n_changed, max_token(dtype), n_threads)
 
 

@@ -1,7 +1,8 @@
 """The hot loops: ``reference`` is the definition, ``native`` is fast, one dispatch chooses.
 
 ``WEIGHTWIRE_BACKEND`` or ``use_backend`` forces one; asking for a missing one is an error, never a
-silent fall-back.
+silent fall-back. Both work in the host's memory; ``triton`` works beside either, on tensors that are
+on a GPU.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 from functools import cache
 
 from weightwire.errors import BackendMissing
+from weightwire.kernels import devices
 from weightwire.kernels.contract import Kernels
 
 __all__ = ["Kernels", "available_backends", "backend", "kernels", "use_backend"]
@@ -22,13 +24,13 @@ _forced: list[str] = []
 
 
 def kernels() -> Kernels:
-    """The backend in use: the forced one, else the native one."""
+    """The host's backend: the forced one, else the native one."""
     return _load(_forced[-1] if _forced else os.environ.get("WEIGHTWIRE_BACKEND") or "native")
 
 
 def backend() -> str:
-    """Name of the backend in use."""
-    return kernels().name
+    """What runs here: the host's backend, and ``+triton`` where there is a GPU it works beside."""
+    return kernels().name + ("+triton" if devices.has_device() else "")
 
 
 def available_backends() -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import sys
 from functools import cache
 from typing import Any
 
@@ -19,6 +20,15 @@ ELEMENT_BYTES = frozenset({1, 2, 4})
 def is_reached(tensor: Any) -> bool:
     """Whether GPU kernels can work on this torch tensor where it is."""
     return tensor.device.type in TYPES and tensor.element_size() in ELEMENT_BYTES and is_ready()
+
+
+def has_device() -> bool:
+    """Whether this process has a GPU whose memory the kernels reach.
+
+    torch is not loaded to find out: whoever has tensors on a GPU has loaded it.
+    """
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_available()) and is_ready()
 
 
 @cache

@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from weightwire.kernels.triton.cuts import MAX_SEGMENT_LOG2, TILE_ELEMENTS, Cuts
+from weightwire.kernels.triton.cuts import TILE_ELEMENTS, Cuts
 from weightwire.kernels.triton.elements import MARK_SHIFT, WEIGHT_MASK, told_by_key
 from weightwire.kernels.triton.launch import TRITON_BITS, VECTOR_BYTES, memory_at
 from weightwire.kernels.triton.models import DeviceModels
@@ -33,7 +33,6 @@ ROW_GROUPS = tl.constexpr(32)
 START_MASK = tl.constexpr((1 << 18) - 1)
 """A record: where its group starts in its tile's weight space, below its number in the segment."""
 GROUP_SHIFT = tl.constexpr(18)
-assert GROUP_SHIFT.value + MAX_SEGMENT_LOG2 - 3 < 32
 
 # A group's sum: weights, a mark for every listed element, their number, a mark for every change.
 LISTED_SHIFT = tl.constexpr(20)

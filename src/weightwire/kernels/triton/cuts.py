@@ -6,22 +6,23 @@ are shorter. All tables come from the host in one copy.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from weightwire.errors import StopError
-from weightwire.kernels.triton.launch import VECTOR_BYTES
+from weightwire.kernels.triton.memories import Memories
 from weightwire.kernels.triton.uploads import send_tables
 
 TILE_ELEMENTS = 1024
 """Elements that are looked at together; every chunk is a whole number of tiles."""
 
 MAX_SEGMENT_LOG2 = 16
-"""Long enough to be worth a warp's beginning, short enough that there are many for all processors."""
+"""Long enough to be worth a warp's beginning, short enough that there are many for all processors.
+
+A record has thirteen bits for a group's number in its segment; a plain chunk is a segment.
+"""
 
 
 @dataclass(frozen=True)
@@ -67,25 +68,6 @@ class Cuts:
     """int32, per segment: its number in its piece."""
 
 
-class Memories:
-    """Both states' pieces: where they lie, and how long they are."""
-
-    def __init__(self, olds: Sequence[torch.Tensor], news: Sequence[torch.Tensor]) -> None:
-        """Look at pieces of one element width on one device.
-
-        Raises:
-            StopError: memories of different widths or devices, or with gaps, or that do not match.
-        """
-        _check(olds, news)
-        self.olds, self.news, self.device = olds, news, olds[0].device
-        self.addresses = np.array(
-            [[memory.data_ptr() for memory in side] for side in (olds, news)], dtype=np.int64
-        )
-        self.sizes = np.array([old.numel() for old in olds], dtype=np.int64)
-        is_aligned = not (self.addresses % VECTOR_BYTES).any()
-        self.alignment = VECTOR_BYTES if is_aligned else olds[0].element_size()
-
-
 def cut(
     memories: Memories,
     numbers: slice,
@@ -121,8 +103,9 @@ def _rooms(
 ) -> npt.NDArray[np.int64]:
     """Some more than likely, by chance alone; no more than a segment has groups."""
     likely = per_element * (1 << segment_log2s)
-    rooms = np.minimum(np.ceil(likely + 6 * np.sqrt(likely) + 16), 1 << (segment_log2s - 3))
-    return rooms.astype(np.int64)
+    wanted: npt.NDArray[np.int64] = np.ceil(likely + 6 * np.sqrt(likely) + 16).astype(np.int64)
+    rooms: npt.NDArray[np.int64] = np.minimum(wanted, 1 << (segment_log2s - 3))
+    return rooms
 
 
 def _before(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -136,12 +119,3 @@ def _owners(counts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int32], npt.N
         _before(counts).astype(np.int32), counts
     )
     return owner, number
-
-
-def _check(olds: Sequence[torch.Tensor], news: Sequence[torch.Tensor]) -> None:
-    if len({(memory.element_size(), memory.device) for memory in (*olds, *news)}) > 1:
-        raise StopError("pieces are of one element width, on one device")
-    if not all(memory.dim() == 1 and memory.is_contiguous() for memory in (*olds, *news)):
-        raise StopError("pieces are flat memory without gaps")
-    if any(old.numel() != new.numel() for old, new in zip(olds, news, strict=True)):
-        raise StopError("old and new have different lengths")

@@ -39,32 +39,34 @@ def mark(device: torch.device) -> torch.cuda.Event | None:
 
 
 @contextmanager
-def beside(device: torch.device) -> Iterator[None]:
-    """What is launched here comes after all that was, and before nothing: on a stream of its own."""
-    if device.type == "cpu":
+def beside(device: torch.device, after: torch.cuda.Event | None) -> Iterator[None]:
+    """What is launched here comes after this moment, on a stream of its own."""
+    if after is None:
         yield
         return
     stream = _side_stream(device)
-    stream.wait_event(mark(device))
+    stream.wait_event(after)
     with torch.cuda.stream(stream):
         yield
 
 
 def send_to_host(tensor: torch.Tensor, after: torch.cuda.Event | None = None) -> Arriving:
-    """Begin a copy that waits for ``after``, or for the current stream, and holds up neither."""
+    """Begin a copy: next in the current stream, or elsewhere, after this moment and nothing else."""
     if tensor.device.type == "cpu":
         return Arriving(tensor.numpy(), None)
-    stream = _copy_stream(tensor.device)
-    event = after or mark(tensor.device)
-    memory = _POOL.take(tensor.numel() * tensor.element_size())
-    through = memory[: tensor.numel() * tensor.element_size()].view(tensor.dtype)
+    current = torch.cuda.current_stream(tensor.device)
+    stream = current if after is None else _copy_stream(tensor.device)
+    n_bytes = tensor.numel() * tensor.element_size()
+    memory = _POOL.take(n_bytes)
+    through = memory[:n_bytes].view(tensor.dtype).view(tensor.shape)
     with torch.cuda.stream(stream):
-        stream.wait_event(event)
-        through.view(tensor.shape).copy_(tensor, non_blocking=True)
-        tensor.record_stream(stream)
+        if after is not None:
+            stream.wait_event(after)
+            tensor.record_stream(stream)
+        through.copy_(tensor, non_blocking=True)
         done = torch.cuda.Event()
         done.record(stream)
-    return Arriving(np.asarray(_Lent(memory, through.view(tensor.shape))), done)
+    return Arriving(np.asarray(_Lent(memory, through)), done)
 
 
 def to_host(tensor: torch.Tensor) -> Any:
@@ -74,7 +76,8 @@ def to_host(tensor: torch.Tensor) -> Any:
 
 @cache
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
+    """Before others: what is launched there is short, and would wait for the end of what is long."""
+    return torch.cuda.Stream(device, priority=-1)
 
 
 @cache

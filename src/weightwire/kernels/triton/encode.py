@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,20 +19,19 @@ from weightwire.kernels import kernels
 from weightwire.kernels.contract import Streams
 from weightwire.kernels.triton.arrange import arrange
 from weightwire.kernels.triton.assemble import join, room_for_payload, rows_of
-from weightwire.kernels.triton.collect import collect
+from weightwire.kernels.triton.collect import Segments, collect
+from weightwire.kernels.triton.downloads import Arriving, beside, mark, send_to_host
 from weightwire.kernels.triton.gather import MIN_STACK_ROOM, Gathered, gather
 from weightwire.kernels.triton.push import push
-from weightwire.kernels.triton.slabs import Slab, Work, in_slabs, split
-from weightwire.kernels.triton.downloads import Arriving, beside, mark, send_to_host
+from weightwire.kernels.triton.slabs import N_HELD, Slab, Work, in_slabs, split
 
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class _Launched:
-    """A slab under way: its rows are on their way to the host, its payload waits on the device."""
+    """A slab that is being coded: rows on their way to the host, a payload that waits on the device."""
 
-    slab: Slab
     rows: Arriving
     """int32 [4, chunk]: heads, sizes, changes, and whether it must be coded again."""
     payload: torch.Tensor
@@ -41,39 +41,87 @@ class _Launched:
 
 def encode_compact_all(work: Work, *, budget_bytes: int) -> list[Streams]:
     """Code every piece as the reference does; ``budget_bytes`` bounds what is allocated meanwhile."""
-    launch = _Launcher().launch
-    return in_slabs(work, budget_bytes, launch, _finish, lambda number: _on_host(work, number))
+    coder = _Coder()
+    return in_slabs(
+        work, budget_bytes, coder.launch, coder.finish, lambda number: _on_host(work, number)
+    )
 
 
-class _Launcher:
-    """Begins slab after slab: one is pushed beside the next one's pass over memory.
+class _Underway:
+    """A slab whose pass over memory was begun; the rest once the next one's was begun too."""
 
-    Pushing keeps few lanes of a device busy for long, the pass keeps all of its memory busy.
+    def __init__(self, slab: Slab) -> None:
+        self.slab = slab
+        self.found: Segments | None = None
+        self.listed: torch.cuda.Event | None = None
+        self.gathered: torch.cuda.Event | None = None
+        self.launched: _Launched | None = None
+
+    def collect(self) -> None:
+        """Begin the pass over memory."""
+        self.found = collect(self.slab.cuts, self.slab.models, self.slab.dtype)
+        self.listed = mark(self.slab.cuts.device)
+
+    def go_on(self) -> _Launched:
+        """Begin everything else."""
+        if self.launched is None and self.found is not None:
+            with beside(self.slab.cuts.device, self.listed):
+                gathered = _gather(self.slab, self.found)
+                self.gathered = mark(self.slab.cuts.device)
+                self.launched = _push(self.slab, gathered)
+        return self.launched or _nothing(self.slab)
+
+
+class _Coder:
+    """Begins slab after slab: one is coded beside the next one's pass over memory.
+
+    The coder keeps few lanes of a device busy for long, the pass keeps all of its memory busy.
     """
 
     def __init__(self) -> None:
-        self._pushed: tuple[Gathered, torch.cuda.Event | None] | None = None
+        self._held: deque[_Underway] = deque()
+        """Those whose records are there."""
 
-    def launch(self, slab: Slab) -> _Launched:
+    def launch(self, slab: Slab) -> _Underway:
         """Begin a slab; nothing is waited for."""
-        dtype, cuts, models, n_listed = slab.dtype, slab.cuts, slab.models, slab.n_listed
-        if not cuts.n_chunks:
-            nothing = torch.empty((4, 0), dtype=torch.int32, device=cuts.device)
-            return _Launched(slab, send_to_host(nothing), nothing[0], None)
-        found = collect(cuts, models, dtype)
-        self._await_last()
-        arranged = arrange(cuts, found, models, dtype, n_listed)
-        gathered = gather(cuts, found, arranged, models, dtype, n_listed, slab.step_bits)
-        with beside(cuts.device):
-            launched = _push(slab, gathered)
-        self._pushed = (gathered, launched.done)
-        return launched
+        underway = _Underway(slab)
+        if slab.cuts.n_chunks:
+            if len(self._held) == N_HELD:
+                self._let_go(self._held.popleft())
+            underway.collect()
+            if self._held:
+                self._held[-1].go_on()
+            self._held.append(underway)
+        return underway
 
-    def _await_last(self) -> None:
-        """From here on the last slab's memory is the next one's: there is not room for both."""
-        if self._pushed is not None and self._pushed[1] is not None:
-            torch.cuda.current_stream(self._pushed[0].first.device).wait_event(self._pushed[1])
-        self._pushed = None
+    def finish(self, underway: _Underway) -> dict[int, Streams]:
+        """The pieces that could be coded, by number."""
+        for each in self._held:
+            each.go_on()
+        launched = underway.go_on()
+        heads, sizes, n_changed, is_short = launched.rows.wait()
+        words = send_to_host(launched.payload[: int(sizes.sum())], launched.done).wait()
+        directory = np.stack([heads, sizes], axis=1).view(np.uint32)
+        return split(underway.slab.cuts.chunk_counts, directory, sizes, n_changed, words, is_short)
+
+    def _let_go(self, oldest: _Underway) -> None:
+        """From here on its records' memory is the next ones': there is not room for more."""
+        oldest.go_on()
+        if oldest.gathered is not None:
+            device = oldest.slab.cuts.device
+            torch.cuda.current_stream(device).wait_event(oldest.gathered)
+        oldest.found = None
+
+
+def _nothing(slab: Slab) -> _Launched:
+    rows = torch.empty((4, 0), dtype=torch.int32, device=slab.cuts.device)
+    return _Launched(send_to_host(rows), rows[0], None)
+
+
+def _gather(slab: Slab, found: Segments) -> Gathered:
+    cuts, models, n_listed = slab.cuts, slab.models, slab.n_listed
+    arranged = arrange(cuts, found, models, slab.dtype, n_listed)
+    return gather(cuts, found, arranged, models, slab.dtype, n_listed, slab.step_bits)
 
 
 def _push(slab: Slab, gathered: Gathered) -> _Launched:
@@ -82,15 +130,7 @@ def _push(slab: Slab, gathered: Gathered) -> _Launched:
     rows = rows_of(cuts, gathered, stacks, slab.dtype)
     n_words = room_for_payload(cuts.n_chunks, slab.n_listed, n_room)
     payload = join(cuts, gathered, stacks, rows, n_words, slab.dtype)
-    return _Launched(slab, send_to_host(rows.told), payload, mark(cuts.device))
-
-
-def _finish(launched: _Launched) -> dict[int, Streams]:
-    """The pieces that could be coded, by number."""
-    heads, sizes, n_changed, is_short = launched.rows.wait()
-    words = send_to_host(launched.payload[: int(sizes.sum())], launched.done).wait()
-    directory = np.stack([heads, sizes], axis=1).view(np.uint32)
-    return split(launched.slab.cuts.chunk_counts, directory, sizes, n_changed, words, is_short)
+    return _Launched(send_to_host(rows.told), payload, mark(cuts.device))
 
 
 def _stack_room(slab: Slab) -> int:
@@ -108,7 +148,7 @@ def _on_host(work: Work, number: int) -> Streams:
     """A piece that no room on the device was enough for: its chunks hold what no sample foretold."""
     _LOG.warning("a piece is coded on the host: its steps are unlike those of its sample")
     width = work.dtype.bits_dtype
-    old, new = (side[number].cpu().numpy().view(width) for side in (work.olds, work.news))
+    old, new = (side[number].cpu().numpy().view(width) for side in (work.memories.olds, work.memories.news))
     return kernels().encode_compact(
         old, new, work.dtype, work.models.model(number), int(work.chunk_log2s[number]),
         len(os.sched_getaffinity(0)),

@@ -101,7 +101,8 @@ def gather(
         cuts.first_segment, cuts.room, found.n_records, found.weight, arranged.before, models.heaviest,
         _borders(device), gathered.first, gathered.events, gathered.symbols,
         gathered.signs, gathered.exceptions, numbers, n, n_listed, step_bits,
-        N_BYTES=dtype.n_bytes, EXCEPTION_ROOM=EXCEPTION_ROOM, STACK_ROOM=MIN_STACK_ROOM, BLOCK=_BLOCK, num_warps=1,
+        N_BYTES=dtype.n_bytes, EXCEPTION_ROOM=EXCEPTION_ROOM, STACK_ROOM=MIN_STACK_ROOM,
+        BLOCK=_BLOCK, num_warps=1,
     )  # fmt: skip
     return gathered
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, fields
 from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import triton
+import triton.language as tl
 
 from weightwire.kernels.contract import N_CLASSES, PROBABILITY_SUM, ClassModel, StepTable
 from weightwire.kernels.gaps import GAP_CUMULATIVE
@@ -30,7 +33,7 @@ class ModelArrays:
     expected: npt.NDArray[np.uint8]
     n_tokens: npt.NDArray[np.uint8]
     tokens: npt.NDArray[np.uint8]
-    """[piece, class, 128], ascending"""
+    """[piece, class, 128], ascending; or the first of each class, if the others follow it"""
     frequencies: npt.NDArray[np.uint16]
     """[piece, class, 128]"""
 
@@ -38,11 +41,19 @@ class ModelArrays:
         """A few of them."""
         return ModelArrays(*(getattr(self, field.name)[numbers] for field in fields(self)))
 
+    def all_tokens(self, numbers: int | slice = slice(None)) -> npt.NDArray[np.uint8]:
+        """Every class's tokens."""
+        tokens = self.tokens[numbers]
+        if tokens.shape[-1] == ROW:
+            return tokens
+        every: npt.NDArray[np.uint8] = tokens + np.arange(ROW, dtype=np.uint8)
+        return every
+
     def model(self, number: int) -> ClassModel:
         """One of them, as everyone else knows it."""
         tables = zip(
             self.n_tokens[number].tolist(),
-            self.tokens[number].tolist(),
+            self.all_tokens(number).tolist(),
             self.frequencies[number].tolist(),
             strict=True,
         )
@@ -55,28 +66,58 @@ class ModelArrays:
 
 
 @dataclass(frozen=True)
-class DeviceModels:
-    """The same on the device."""
+class StepModels:
+    """Step tables on the device."""
 
-    elements: torch.Tensor
-    """int32 [piece, key]: what a key says of an element; see the masks below."""
     tables: torch.Tensor
     """int32 [piece, class]: first token, number of tokens, and whether single steps are coded."""
     tokens: torch.Tensor
     """uint8 [piece, class, 128]"""
     entries: torch.Tensor
     """int32 [piece, class, 128]: the sum of frequencies before each token, and its frequency."""
-    heaviest: torch.Tensor
-    """int32 [piece]: the log2 of the largest weight."""
-    n_keys: int
-    has_expected: bool
+
+    def part(self, numbers: slice) -> StepModels:
+        """Those of some pieces that follow each other."""
+        return StepModels(self.tables[numbers], self.tokens[numbers], self.entries[numbers])
+
+
+class DeviceModels:
+    """Models on a device. Their step tables, which are large, are sent when they are first needed."""
+
+    def __init__(self, arrays: ModelArrays, dtype: DType, device: torch.device) -> None:
+        """Send models, without waiting for them to arrive."""
+        classes = (arrays.log2_weights | arrays.expected << 4).astype(np.uint8)
+        heaviest = arrays.log2_weights.max(axis=1, initial=0).astype(np.int32)
+        base_keys, self.heaviest, sent = send_tables(
+            [arrays.base_keys.astype(np.int32), heaviest, classes.reshape(-1)], device
+        )
+        self.elements = _by_key(base_keys, sent.view(-1, N_CLASSES), dtype)
+        """int32 [piece, key]: what a key says of an element; see the masks below."""
+        self.n_keys = dtype.key_mask + 1
+        self.has_expected = bool(arrays.expected.any())
+        self._send_steps: Callable[[], StepModels] = cache(lambda: _send_steps(arrays, device))
+
+    @property
+    def tables(self) -> torch.Tensor:
+        """As ``StepModels`` has them."""
+        return self._send_steps().tables
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """As ``StepModels`` has them."""
+        return self._send_steps().tokens
+
+    @property
+    def entries(self) -> torch.Tensor:
+        """As ``StepModels`` has them."""
+        return self._send_steps().entries
 
     def part(self, numbers: slice) -> DeviceModels:
         """Those of some pieces that follow each other."""
-        return DeviceModels(
-            self.elements[numbers], self.tables[numbers], self.tokens[numbers],
-            self.entries[numbers], self.heaviest[numbers], self.n_keys, self.has_expected,
-        )  # fmt: skip
+        part = copy(self)
+        part.elements, part.heaviest = self.elements[numbers], self.heaviest[numbers]
+        part._send_steps = cache(lambda: self._send_steps().part(numbers))
+        return part
 
 
 # What ``elements`` holds for a key.
@@ -118,49 +159,56 @@ def arrays_of(models: Sequence[ClassModel]) -> ModelArrays:
     )
 
 
-def upload(arrays: ModelArrays, dtype: DType, device: torch.device) -> DeviceModels:
-    """Send models to a device, without waiting for them to arrive."""
+def _send_steps(arrays: ModelArrays, device: torch.device) -> StepModels:
     is_one_step = (arrays.n_tokens == 1) & (arrays.tokens[:, :, 0] == 0)
     tables = (
         arrays.tokens[:, :, 0].astype(np.int32)
         | arrays.n_tokens.astype(np.int32) << COUNT_SHIFT
         | is_one_step.astype(np.int32) << ONE_STEP_SHIFT
     )
-    classes = (arrays.log2_weights | arrays.expected << 4).astype(np.uint8)
-    sent = send_tables(
-        [
-            np.ascontiguousarray(arrays.frequencies).view(np.int16).reshape(-1),
-            np.ascontiguousarray(arrays.tokens).reshape(-1),
-            arrays.base_keys.astype(np.int32),
-            arrays.log2_weights.max(axis=1, initial=0).astype(np.int32),
-            tables.reshape(-1),
-            classes.reshape(-1),
-        ],
-        device,
-    )
+    frequencies = np.ascontiguousarray(arrays.frequencies).view(np.int16)
+    tokens = np.ascontiguousarray(arrays.all_tokens())
+    flat = [tables.reshape(-1), tokens.reshape(-1), frequencies.reshape(-1)]
     shape = (len(arrays.base_keys), N_CLASSES)
-    frequencies = sent[0].view(*shape, ROW).int()
-    starts = frequencies.cumsum(-1, dtype=torch.int32) - frequencies
-    return DeviceModels(
-        elements=_by_key(sent[2], sent[5].view(shape), dtype),
-        tables=sent[4].view(shape),
-        tokens=sent[1].view(*shape, ROW),
-        entries=starts | frequencies << FREQUENCY_SHIFT,
-        heaviest=sent[3],
-        n_keys=dtype.key_mask + 1,
-        has_expected=bool(arrays.expected.any()),
-    )
+    sent = send_tables(flat, device)
+    counts = sent[2].view(*shape, ROW).int()
+    starts = counts.cumsum(-1, dtype=torch.int32) - counts
+    entries = starts | counts << FREQUENCY_SHIFT
+    return StepModels(sent[0].view(shape), sent[1].view(*shape, ROW), entries)
+
+
+def upload(arrays: ModelArrays, dtype: DType, device: torch.device) -> DeviceModels:
+    return DeviceModels(arrays, dtype, device)
 
 
 def _by_key(base_keys: torch.Tensor, classes: torch.Tensor, dtype: DType) -> torch.Tensor:
     """What every key says of an element, from what its class says: log2 weight, and bit 4."""
-    keys = torch.arange(dtype.key_mask + 1, dtype=torch.int32, device=base_keys.device)
-    own = (keys - base_keys[:, None]).clamp(0, N_CLASSES - 1)
-    told = classes.gather(1, own.long()).int()
-    log2_weights, expected = told & 15, told >> 4
-    marks = expected * (0xFF << MARK_SHIFT | 1 << EXPECTED_SHIFT)
-    weights = torch.ones_like(told) << log2_weights
-    return weights | marks | own << CLASS_SHIFT | log2_weights << LOG2_SHIFT
+    n_keys = dtype.key_mask + 1
+    elements = torch.empty((len(base_keys), n_keys), dtype=torch.int32, device=base_keys.device)
+    _by_key_kernel[(len(base_keys),)](
+        base_keys, classes, elements, N_KEYS=n_keys, N_CLASSES=N_CLASSES,
+        MARKS=0xFF << MARK_SHIFT | 1 << EXPECTED_SHIFT, CLASS_SHIFT=CLASS_SHIFT,
+        LOG2_SHIFT=LOG2_SHIFT, num_warps=1,
+    )  # fmt: skip
+    return elements
+
+
+@triton.jit
+def _by_key_kernel(
+    base_keys, classes, elements,
+    N_KEYS: tl.constexpr, N_CLASSES: tl.constexpr, MARKS: tl.constexpr,
+    CLASS_SHIFT: tl.constexpr, LOG2_SHIFT: tl.constexpr,
+):  # fmt: skip
+    """One piece."""
+    piece = tl.program_id(0)
+    key = tl.arange(0, N_KEYS)
+    own = tl.minimum(tl.maximum(key - tl.load(base_keys + piece), 0), N_CLASSES - 1)
+    told = tl.load(classes + piece * N_CLASSES + own).to(tl.int32)
+    log2_weight = told & 15
+    packed = tl.full((N_KEYS,), 1, tl.int32) << log2_weight
+    packed |= tl.where((told >> 4) != 0, MARKS, 0)
+    packed |= (own << CLASS_SHIFT) | (log2_weight << LOG2_SHIFT)
+    tl.store(elements + piece * N_KEYS + key, packed)
 
 
 @cache

@@ -16,8 +16,8 @@ from weightwire.errors import CorruptStream
 from weightwire.kernels.contract import PLAIN_CHUNK, Streams
 from weightwire.kernels.reference import PLAIN_BITMAP, PLAIN_DENSE, PLAIN_SPARSE
 from weightwire.kernels.triton.changes import DeviceChanges
-from weightwire.kernels.triton.launch import TORCH_BITS, TRITON_BITS, to_device
 from weightwire.kernels.triton.downloads import to_host
+from weightwire.kernels.triton.launch import TORCH_BITS, TRITON_BITS, to_device
 from weightwire.kernels.triton.uploads import Sending
 from weightwire.model import DType
 

@@ -21,17 +21,18 @@ from weightwire.kernels.reference import PLAIN_BITMAP, PLAIN_DENSE, PLAIN_SPARSE
 from weightwire.kernels.triton.arrange import load_records, lowest
 from weightwire.kernels.triton.collect import GROUP, Segments, collect, count_bits
 from weightwire.kernels.triton.cuts import MAX_SEGMENT_LOG2, Cuts
+from weightwire.kernels.triton.downloads import Arriving, mark, send_to_host
 from weightwire.kernels.triton.launch import TRITON_BITS, memory_at
+from weightwire.kernels.triton.memories import Memories
 from weightwire.kernels.triton.models import arrays_of
 from weightwire.kernels.triton.slabs import Slab, Work, in_slabs, split
-from weightwire.kernels.triton.downloads import Arriving, mark, send_to_host
 from weightwire.model import DType
 
 _ALL_ALIKE = ClassModel(0, (0,) * N_CLASSES, (False,) * N_CLASSES, (ONE_STEP,) * N_CLASSES)
 _BLOCK = 64
 _DENSE_BLOCK = 512
-_CHUNK_LOG2 = PLAIN_CHUNK.bit_length() - 1
-assert _CHUNK_LOG2 == MAX_SEGMENT_LOG2  # a chunk is a segment
+_CHUNK_LOG2 = MAX_SEGMENT_LOG2
+"""A chunk is a segment."""
 SPARSE, BITMAP = tl.constexpr(PLAIN_SPARSE), tl.constexpr(PLAIN_BITMAP)
 
 
@@ -63,7 +64,7 @@ def encode_plain_all(
     alike = replace(dtype, key_shift=0, key_mask=0)
     chunk_log2s = np.full(len(olds), _CHUNK_LOG2, dtype=np.int64)
     models = arrays_of([_ALL_ALIKE] * len(olds))
-    work = Work(olds, news, alike, models, chunk_log2s, rates)
+    work = Work(Memories(olds, news), alike, models, chunk_log2s, rates)
     return in_slabs(work, budget_bytes, _launch, _finish, _too_crowded)
 
 

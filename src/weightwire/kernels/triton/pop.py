@@ -40,7 +40,6 @@ from weightwire.kernels.triton.weight_index import (
     ROWS,
     SPAN,
     CodedChunks,
-    Expected,
     WeightIndex,
     hint_shift,
 )
@@ -91,7 +90,7 @@ def pop_gaps(
     models: DeviceModels,
     dtype: DType,
     index: WeightIndex,
-    expected: Expected,
+    n_expected: torch.Tensor,
     first_out: torch.Tensor,
     positions: torch.Tensor,
     bits: torch.Tensor,
@@ -100,6 +99,7 @@ def pop_gaps(
 
     A chunk has room for its events and for what is expected from ``first_out`` on; the events stand
     at the end of that, with *old* bits, for ``pop_steps`` to merge with what was expected.
+    ``n_expected``: how many elements of each chunk are.
     """
     n, device = len(chunks), payload.device
     popped = Popped(
@@ -113,7 +113,7 @@ def pop_gaps(
         chunks.first_word, chunks.n_words, chunks.first_span, payload,
         models.elements, index.told, index.sums.view(torch.int64), index.hints.view(torch.int32),
         gap_slots(device),
-        expected.counts, first_out, positions, bits,
+        n_expected, first_out, positions, bits,
         popped.state, popped.next_word, popped.told, n,
         KIND=TRITON_BITS[dtype.n_bytes], WIDTH=8 * dtype.n_bytes, SHIFT=dtype.key_shift,
         MASK=dtype.key_mask, N_KEYS=models.n_keys, ALIGNMENT=alignment,

@@ -19,7 +19,8 @@ from weightwire.kernels.triton.gather import Gathered
 from weightwire.kernels.triton.models import gap_entries, reciprocals
 from weightwire.model import DType
 
-LANES = 32
+LANES = 8
+"""Few, so that many warps take turns."""
 PROBABILITY_BITS = tl.constexpr(12)
 CONTINUE_SYMBOL = tl.constexpr(CONTINUE)
 GAP_ROW = tl.constexpr(32)

@@ -15,16 +15,19 @@ from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from weightwire.kernels.contract import Streams
 from weightwire.kernels.triton.collect import GROUP_ELEMENTS
-from weightwire.kernels.triton.cuts import Cuts, Memories, cut
-from weightwire.kernels.triton.models import DeviceModels, ModelArrays, upload
+from weightwire.kernels.triton.cuts import Cuts, cut
+from weightwire.kernels.triton.memories import Memories
+from weightwire.kernels.triton.models import DeviceModels, ModelArrays
 from weightwire.model import DType
 
 _LOG = logging.getLogger(__name__)
 _Launched = TypeVar("_Launched")
+
+N_HELD = 1
+"""Slabs whose records are there at a time; with more, slabs are shorter, and nothing is gained."""
 
 _MARGIN = 1.15
 """Room for so many times as many elements as a sample has listed: changes are no even rain."""
@@ -33,10 +36,10 @@ _MORE = 4.0
 _MORE_RATE = 0.001
 """So many times that much, and some more, for pieces that had too little; then room for everything."""
 
-_RECORD_BYTES = 6 * 1.3
-"""A record and its marks, and what a segment sets aside beyond what is likely."""
+_RECORD_BYTES = N_HELD * 6 * 1.25
+"""A record and its marks, and what a segment sets aside beyond what is likely; of as many slabs."""
 
-_LISTED_BYTES = 13.5
+_LISTED_BYTES = 13
 """An event, a symbol, and its share of a stack."""
 
 _PAYLOAD_BYTES = 1.5
@@ -51,8 +54,7 @@ MIN_BUDGET = 64 << 20
 class Work:
     """Pieces of one element type, with their models: everything the encoder is told."""
 
-    olds: Sequence[torch.Tensor]
-    news: Sequence[torch.Tensor]
+    memories: Memories
     dtype: DType
     models: ModelArrays
     chunk_log2s: npt.NDArray[np.int64]
@@ -62,8 +64,9 @@ class Work:
     def some(self, numbers: Sequence[int], more: float) -> Work:
         """A few of the pieces, so many times as crowded as their samples say."""
         at = np.array(numbers, dtype=np.intp)
+        olds, news = self.memories.olds, self.memories.news
         return Work(
-            [self.olds[n] for n in numbers], [self.news[n] for n in numbers], self.dtype,
+            Memories([olds[n] for n in numbers], [news[n] for n in numbers]), self.dtype,
             self.models.some(at), self.chunk_log2s[at], more * self.rates[at] + _MORE_RATE,
         )  # fmt: skip
 
@@ -81,7 +84,7 @@ def in_slabs(
     everything, and ``on_host`` if even that does not do.
     """
     done = dict(_code(work, _slabs(work, budget_bytes), launch, finish))
-    left = [number for number in range(len(work.olds)) if number not in done]
+    left = [number for number in range(len(work.rates)) if number not in done]
     if left:
         _LOG.info("%d pieces change more than their samples showed; once more", len(left))
         some = work.some(left, _MORE)
@@ -90,7 +93,7 @@ def in_slabs(
     for number in [number for number in left if number not in done]:
         again = dict(_code(work.some([number], 1), [slice(0, 1)], launch, finish, is_roomy=True))
         done[number] = again[0] if again else on_host(number)
-    return [done[number] for number in range(len(work.olds))]
+    return [done[number] for number in range(len(work.rates))]
 
 
 def _code(
@@ -102,9 +105,9 @@ def _code(
     is_roomy: bool = False,
 ) -> Iterator[tuple[int, Streams]]:
     """All slabs are begun before the first is waited for."""
-    memories = Memories(work.olds, work.news)
-    models = upload(work.models, work.dtype, memories.device)
-    rates = np.ones(len(work.olds)) if is_roomy else _MARGIN * work.rates
+    memories = work.memories
+    models = DeviceModels(work.models, work.dtype, memories.device)
+    rates = np.ones(len(memories.sizes)) if is_roomy else _MARGIN * work.rates
     launched = []
     for slab in slabs:
         cuts = cut(memories, slab, work.chunk_log2s[slab], rates[slab])
@@ -118,13 +121,13 @@ def _code(
 
 def _slabs(work: Work, budget_bytes: int) -> list[slice]:
     """Pieces that are coded together: in order, about equally many bytes at a time."""
-    sizes = np.array([old.numel() for old in work.olds], dtype=np.float64)
+    sizes = work.memories.sizes.astype(np.float64)
     listed = np.minimum(_MARGIN * work.rates, 1)
     records = np.minimum(listed, 1 / GROUP_ELEMENTS)
     needed = sizes * (listed * _LISTED_BYTES + records * _RECORD_BYTES + _FIXED_SHARE)
-    budget = max(budget_bytes, MIN_BUDGET)
+    whole = max(budget_bytes, MIN_BUDGET)
     # Every slab's payload is there until the last slab was begun.
-    budget = max(budget - float((sizes * listed).sum()) * _PAYLOAD_BYTES, budget / 4)
+    budget = max(whole - float((sizes * listed).sum()) * _PAYLOAD_BYTES, whole / 4)
     n_slabs = max(1, int(np.ceil(needed.sum() / budget)))
     borders = np.searchsorted(np.cumsum(needed), needed.sum() * np.arange(1, n_slabs) / n_slabs)
     ends = np.unique([0, *borders.tolist(), len(sizes)])

@@ -17,8 +17,10 @@ import triton.language as tl
 from weightwire.codec.classes import OUTLIERS
 from weightwire.errors import StopError
 from weightwire.kernels.contract import N_CLASSES, N_TOKENS, WHOLE_SAMPLE
-from weightwire.kernels.triton.launch import Bucket, make_bucket, memory_at
 from weightwire.kernels.triton.downloads import to_host
+from weightwire.kernels.triton.launch import memory_at
+from weightwire.kernels.triton.memories import Memories
+from weightwire.kernels.triton.uploads import send_tables
 from weightwire.model import DType
 
 _N_RUNS = 64
@@ -83,29 +85,33 @@ def survey_all(
     """Count the samples of all pieces, given as flat memory before and after.
 
     Raises:
-        StopError: as ``survey_buckets``, or memory that no bucket takes.
+        StopError: as ``survey_memories``, or memories that do not match.
     """
-    if not olds or not news:
-        raise StopError("no pieces to survey")
-    return survey_buckets(make_bucket(olds, WHOLE_SAMPLE), make_bucket(news, WHOLE_SAMPLE), dtype)
+    return survey_memories(Memories(olds, news), dtype)
 
 
-def survey_buckets(old: Bucket, new: Bucket, dtype: DType) -> SurveyBatch:
-    """Count the samples of all pieces, one per memory of these buckets; waits for nothing.
+def survey_memories(memories: Memories, dtype: DType) -> SurveyBatch:
+    """Count the samples of all pieces; waits for nothing.
 
     Raises:
-        StopError: the buckets do not match each other or the element type.
+        StopError: memories of another element width, or of one that has no kernels.
     """
-    _check_pieces(old, new, dtype)
-    n_pieces, n_keys = len(old.memories), dtype.key_mask + 1
+    if dtype.n_bytes not in _SIGNED:
+        raise StopError(f"no GPU kernels for {dtype.n_bytes}-byte elements")
+    if memories.n_bytes != dtype.n_bytes:
+        raise StopError(f"elements of {dtype.name} have {dtype.n_bytes} bytes")
+    n_pieces, n_keys = len(memories.olds), dtype.key_mask + 1
     n_counts = n_pieces * (N_CLASSES * (N_TOKENS + 1) + n_keys + 1)
-    counts = torch.zeros(n_counts, dtype=torch.int32, device=old.device)
+    olds, news, sizes = send_tables([*memories.addresses, memories.sizes], memories.device)
+    counts = torch.zeros(n_counts, dtype=torch.int32, device=memories.device)
     batch = SurveyBatch(counts, n_pieces, n_keys)
-    kind, runs = _SIGNED[dtype.n_bytes], (n_pieces, _longest_sample(old))
+    # A batch of short pieces needs few programs.
+    n_runs = max(1, min(_N_RUNS, -(-int(memories.sizes.max()) // _RUN)))
+    kind, runs = _SIGNED[dtype.n_bytes], (n_pieces, n_runs)
     if n_keys > 1:
         _count_keys_kernel[runs](
-            old.addresses,
-            old.sizes,
+            olds,
+            sizes,
             batch.n_by_key,
             KIND=kind,
             SHIFT=dtype.key_shift,
@@ -113,12 +119,12 @@ def survey_buckets(old: Bucket, new: Bucket, dtype: DType) -> SurveyBatch:
             N_BINS=max(n_keys, _MIN_BINS),
         )
     _find_classes_kernel[(n_pieces,)](
-        old.sizes, batch.n_by_key, batch.base_key, batch.n_by_class, N_KEYS=n_keys
+        sizes, batch.n_by_key, batch.base_key, batch.n_by_class, N_KEYS=n_keys
     )
     _count_changes_kernel[runs](
-        old.addresses,
-        new.addresses,
-        old.sizes,
+        olds,
+        news,
+        sizes,
         batch.base_key,
         batch.n_changed,
         KIND=kind,
@@ -129,23 +135,6 @@ def survey_buckets(old: Bucket, new: Bucket, dtype: DType) -> SurveyBatch:
         num_warps=8,
     )
     return batch
-
-
-def _check_pieces(old: Bucket, new: Bucket, dtype: DType) -> None:
-    if dtype.n_bytes not in _SIGNED:
-        raise StopError(f"no GPU kernels for {dtype.n_bytes}-byte elements")
-    if old.device != new.device:
-        raise StopError("old and new are on different devices")
-    if {old.memories[0].element_size(), new.memories[0].element_size()} != {dtype.n_bytes}:
-        raise StopError(f"elements of {dtype.name} have {dtype.n_bytes} bytes")
-    if [m.numel() for m in old.memories] != [m.numel() for m in new.memories]:
-        raise StopError("old and new have different lengths")
-
-
-def _longest_sample(bucket: Bucket) -> int:
-    """How many runs the longest piece has: a batch of short pieces needs few programs."""
-    n_elements: int = max(memory.numel() for memory in bucket.memories)
-    return max(1, min(_N_RUNS, -(-n_elements // _RUN)))
 
 
 @triton.jit

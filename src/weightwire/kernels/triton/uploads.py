@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from weightwire.kernels import backend
+from weightwire.kernels import kernels
 
 _TABLE_BYTES = 16
 """Tables in one memory begin at multiples of this."""
@@ -50,9 +50,7 @@ class Sending:
     def __init__(self, n_words: int, device: torch.device) -> None:
         # Never empty: a kernel may look at the first word of nothing.
         self._words = torch.empty(n_words + 1, dtype=torch.int32, device=device)
-        self._has_room = (
-            None if device.type == "cpu" else torch.cuda.current_stream().record_event()
-        )
+        self._has_room = _mark(device)
         self._n_words = n_words
 
     def send(self, parts: Sequence[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint32]:
@@ -112,7 +110,7 @@ def _runs(
 
 def join_parts(parts: Sequence[npt.NDArray[np.uint8]], out: npt.NDArray[np.uint8]) -> None:
     """Copy parts into ``out``, one after the other; they fill it."""
-    if backend() == "reference":
+    if kernels().name == "reference":
         np.concatenate([*parts, out[:0]], out=out)
         return
     native: Any = importlib.import_module("weightwire._native")

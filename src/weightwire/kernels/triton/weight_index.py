@@ -1,9 +1,8 @@
 """The one pass over the old bits of coded chunks: sums of weights, to find events by.
 
-A *row* is 128 elements. Its sum of weights takes two bytes, and a third says which part of that is
-its first half's, to eight bits: a hundredth of what they stand for, and enough to come within half a
-row of almost any event. On the way the elements that are expected
-to change are counted, and the rows marked that have any, to be listed once there is room for them.
+A *row* is 128 elements. Its sum of weights takes two bytes: a hundredth of what they stand for, and
+enough to come within a row of any event. On the way the elements that are expected to change are
+counted, and the rows marked that have any, to be listed once there is room for them.
 """
 
 from __future__ import annotations
@@ -31,13 +30,18 @@ from weightwire.kernels.triton.models import DeviceModels
 from weightwire.model import DType
 
 ROW = tl.constexpr(128)
-HALF = tl.constexpr(64)
 ROWS = tl.constexpr(32)
 SPAN = tl.constexpr(4096)
 """Elements that are looked at together: as many rows as a word has bits, to mark them with."""
 
 SPAN_ELEMENTS: int = SPAN.value
 SPAN_ROWS: int = ROWS.value
+
+PART = tl.constexpr(8)
+"""Spans that one program lists the expected elements of."""
+
+TOGETHER = tl.constexpr(4)
+"""Marked rows that it looks at together."""
 
 _WARPS = 4
 _REGISTERS = 64
@@ -70,19 +74,26 @@ class CodedChunks:
 
 
 @dataclass(frozen=True)
+class Marks:
+    """Where elements are that are expected to change."""
+
+    rows: torch.Tensor
+    """int32 per span: a bit for each row that has any."""
+    by_span: torch.Tensor
+    """int16: how many each span has."""
+    counts: torch.Tensor
+    """int32: how many each chunk has."""
+
+
+@dataclass(frozen=True)
 class WeightIndex:
     """What the pass found."""
 
     sums: torch.Tensor
     """int16, 32 per span, as unsigned: the weight of every row."""
-    hints: torch.Tensor
-    """uint8, 32 per span: the weight of a row's first half, without its lowest bits."""
-    marks: torch.Tensor
-    """int32 per span: a bit for each row with elements that are expected to change."""
-    n_expected: torch.Tensor
-    """int32 per chunk."""
     told: torch.Tensor
     """int32 [piece, key]: a weight, and whether a change is expected; nothing else, to be summed."""
+    marks: Marks
 
 
 @dataclass(frozen=True)
@@ -93,69 +104,60 @@ class Expected:
     """int32, per chunk."""
     first: torch.Tensor
     """int64: where each chunk's begin."""
-    low: torch.Tensor
-    """int16: the low half of each one's place in its chunk."""
-    high: torch.Tensor
-    bits: torch.Tensor
-    """Their old bits."""
+    places: torch.Tensor
+    """int32: each one's place in its chunk."""
 
 
 def index_weights(
     old: Bucket, chunks: CodedChunks, models: DeviceModels, dtype: DType
 ) -> WeightIndex:
     """Look at every element of these chunks once."""
-    words = {"dtype": torch.int32, "device": old.device}
-    index = WeightIndex(
-        torch.empty(chunks.n_spans * SPAN_ROWS, dtype=torch.int16, device=old.device),
-        torch.empty(chunks.n_spans * SPAN_ROWS, dtype=torch.uint8, device=old.device),
-        torch.empty(chunks.n_spans if models.has_expected else 0, **words),
-        torch.zeros(len(chunks), **words),
-        models.elements & SUMMED_MASK.value,
-    )
+    n_marked = chunks.n_spans if models.has_expected else 0
+    sums = torch.empty(chunks.n_spans * SPAN_ROWS, dtype=torch.int16, device=old.device)
+    rows = torch.empty(n_marked, dtype=torch.int32, device=old.device)
+    counts = torch.empty(n_marked, dtype=torch.int16, device=old.device)
+    told = models.elements & SUMMED_MASK.value
     n_parts = min(chunks.most_spans, max(_PROGRAMS // len(chunks), 1))
     alignment = alignment_of(old.memories)
     _index_kernel[(len(chunks), n_parts)](
         old.addresses, chunks.piece, chunks.start, chunks.n_elements, chunks.first_span,
-        index.told, index.sums, index.hints, index.marks, index.n_expected,
+        told, sums, rows, counts,
         KIND=TRITON_BITS[dtype.n_bytes], SHIFT=dtype.key_shift, MASK=dtype.key_mask,
         N_KEYS=models.n_keys, HAS_EXPECTED=models.has_expected, ALIGNMENT=alignment,
         IS_PAIRED=dtype.n_bytes == 2 and alignment == VECTOR_BYTES, num_warps=_WARPS,
         maxnreg=_REGISTERS,
     )  # fmt: skip
-    return index
+    return WeightIndex(sums, told, _marks(chunks, rows, counts))
+
+
+def _marks(chunks: CodedChunks, rows: torch.Tensor, counts: torch.Tensor) -> Marks:
+    if not len(rows):
+        none = torch.zeros(len(chunks), dtype=torch.int32, device=rows.device)
+        return Marks(rows, counts, none)
+    ends = counts.cumsum(0, dtype=torch.int64)
+    last = ends[chunks.first_span.roll(-1) - 1]
+    return Marks(rows, counts, (last - (ends - counts)[chunks.first_span]).int())
 
 
 @triton.jit
-def hint_shift(weight):
-    """How many low bits a hint leaves out, so that eight are enough for this row's weight."""
-    # Such a sum fits a float's fraction, so its exponent is exact.
-    exponent = (weight.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
-    return tl.maximum(exponent - 7, 0)
-
-
-@triton.jit
-def _note_rows(told, left, sums, hints, marks, span, HAS_EXPECTED: tl.constexpr):
-    """Write down what a span's rows weigh; gives the number of expected elements of each."""
+def _note_rows(told, sums, marks, counts, span, HAS_EXPECTED: tl.constexpr):
+    """Write down what a span's rows weigh, which have expected elements, and how many there are."""
     row = tl.arange(0, ROWS)
-    halves = tl.sum(tl.reshape(told, (ROWS, 2, HALF)), 2)
-    summed = tl.sum(halves, 1)
+    summed = tl.sum(tl.reshape(told, (ROWS, ROW)), 1)
     weight = summed & WEIGHT_SUM_MASK
     tl.store(sums + span * ROWS + row, weight.to(tl.uint16).to(tl.int16, bitcast=True))
-    first = tl.sum(tl.where(tl.arange(0, 2)[None, :] == 0, halves, 0), 1) & WEIGHT_SUM_MASK
-    # A row that is not whole is never read from its end: there is no telling what lies behind it.
-    hint = tl.where((row + 1) * ROW <= left, first >> hint_shift(weight), 255)
-    tl.store(hints + span * ROWS + row, hint.to(tl.uint8))
-    count = summed >> EXPECTED_SHIFT
     if HAS_EXPECTED:
-        mark = tl.where(count > 0, 1, 0).to(tl.uint32) << row.to(tl.uint32)
-        tl.store(marks + span, tl.sum(mark, 0).to(tl.int32, bitcast=True))
-    return count
+        count = (summed >> EXPECTED_SHIFT).to(tl.int64)
+        # Both in one sum: every mark is a bit of its own, so that none carries into the count.
+        both = tl.sum(count << 32 | tl.where(count > 0, 1, 0).to(tl.int64) << row, 0)
+        tl.store(marks + span, both.to(tl.int32))
+        tl.store(counts + span, (both >> 32).to(tl.int16))
 
 
 @triton.jit
 def _index_kernel(
     olds, chunk_piece, chunk_start, chunk_elements, first_span,
-    all_told, sums, hints, marks, n_expected,
+    all_told, sums, marks, counts,
     KIND: tl.constexpr, SHIFT: tl.constexpr, MASK: tl.constexpr, N_KEYS: tl.constexpr,
     HAS_EXPECTED: tl.constexpr, ALIGNMENT: tl.constexpr, IS_PAIRED: tl.constexpr,
 ):  # fmt: skip
@@ -169,7 +171,6 @@ def _index_kernel(
     table = all_told + piece * N_KEYS
     # The table is looked into where all warps share it: an address there is one small number.
     known = tl.load(table + tl.arange(0, N_KEYS))
-    found = tl.zeros((ROWS,), tl.int32)
     n_whole = n // SPAN
     for number in range(part, n_whole, tl.num_programs(1)):
         # Said of the sum, since the compiler does not follow alignment through a cast.
@@ -180,75 +181,108 @@ def _index_kernel(
         else:
             bits = tl.load(here + tl.arange(0, SPAN)).to(tl.uint32)
         told = tl.gather(known, ((bits >> SHIFT) & MASK).to(tl.int32), 0)
-        found += _note_rows(told, SPAN, sums, hints, marks, first + number, HAS_EXPECTED)
+        _note_rows(told, sums, marks, counts, first + number, HAS_EXPECTED)
     left = n - n_whole * SPAN
     if (left > 0) & (n_whole % tl.num_programs(1) == part):
         place = tl.arange(0, SPAN)
         bits = tl.load(old + n_whole * SPAN + place, mask=place < left, other=0).to(tl.uint32)
         told = tl.where(place < left, told_by_key(bits, table, SHIFT, MASK), 0)
-        found += _note_rows(told, left, sums, hints, marks, first + n_whole, HAS_EXPECTED)
-    if HAS_EXPECTED:
-        tl.atomic_add(n_expected + chunk, tl.sum(found, 0), sem="relaxed")
+        _note_rows(told, sums, marks, counts, first + n_whole, HAS_EXPECTED)
 
 
 def list_expected(
     old: Bucket,
     chunks: CodedChunks,
-    index: WeightIndex,
+    marks: Marks,
     models: DeviceModels,
     dtype: DType,
     n_expected: int,
 ) -> Expected:
     """Write down the elements that are expected to change: ``n_expected`` of them in all."""
-    wide = index.n_expected.long()
-    low, high, bits = (
-        torch.empty(max(n_expected, 1), dtype=kind, device=old.device)
-        for kind in (torch.int16, torch.int16, old.memories[0].dtype)
-    )
-    expected = Expected(index.n_expected, wide.cumsum(0) - wide, low, high, bits)
-    if n_expected:
-        _list_expected_kernel[(len(chunks),)](
-            old.addresses, chunks.piece, chunks.start, chunks.n_elements, chunks.first_span,
-            index.told, index.marks, expected.counts, expected.first, low, high, bits,
-            KIND=TRITON_BITS[dtype.n_bytes], SHIFT=dtype.key_shift, MASK=dtype.key_mask,
-            N_KEYS=models.n_keys, num_warps=1,
-        )  # fmt: skip
-    return expected
+    places = torch.empty(n_expected, dtype=torch.int32, device=old.device)
+    if not n_expected:
+        return Expected(marks.counts, chunks.first_span, places)
+    first = marks.by_span.cumsum(0, dtype=torch.int64) - marks.by_span
+    is_aligned = alignment_of(old.memories) == VECTOR_BYTES
+    _list_expected_kernel[(len(chunks), triton.cdiv(chunks.most_spans, PART.value))](
+        old.addresses, chunks.piece, chunks.start, chunks.n_elements, chunks.first_span,
+        models.elements, marks.rows, first, places,
+        KIND=TRITON_BITS[dtype.n_bytes], SHIFT=dtype.key_shift, MASK=dtype.key_mask,
+        N_KEYS=models.n_keys, WIDTH=8 * dtype.n_bytes,
+        PER_UNIT=4 // dtype.n_bytes if is_aligned else 1, num_warps=1,
+    )  # fmt: skip
+    return Expected(marks.counts, first[chunks.first_span], places)
+
+
+@triton.jit
+def _take_row(left):
+    """The lowest bit's number, less than 0 if there is none, and the bits without it."""
+    lowest = left & (~left + 1)
+    # A power of two is a float's exponent, and nothing else.
+    number = (lowest.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
+    return number, left ^ lowest
+
+
+@triton.jit
+def _list_units(
+    units_at, place, n, table, places, out,
+    WIDTH: tl.constexpr, SHIFT: tl.constexpr, MASK: tl.constexpr, PER_UNIT: tl.constexpr,
+):  # fmt: skip
+    """Write down the expected elements of some units, in order; gives the end of what is written.
+
+    A *unit* is a word of several elements where memory allows it, else a single one; ``place`` is
+    its first element's in the chunk. All of it is read if one element is there: a word that the
+    piece has a part in lies in memory that is there.
+    """
+    units = tl.load(units_at, mask=place < n, other=0).to(tl.uint32)
+    found = tl.zeros_like(place)
+    for part in tl.static_range(PER_UNIT):
+        told = told_by_key(units, table, SHIFT + part * WIDTH, MASK)
+        is_expected = (place + part < n) & (((told >> EXPECTED_SHIFT) & 1) != 0)
+        found |= is_expected.to(tl.int32) << part
+    count = found & 1
+    for part in tl.static_range(1, PER_UNIT):
+        count += (found >> part) & 1
+    ends = tl.cumsum(count, 0)
+    to = places + out + ends - count
+    for part in tl.static_range(PER_UNIT):
+        is_expected = (found >> part) & 1
+        tl.store(to, place + part, mask=is_expected != 0)
+        to += is_expected
+    return out + tl.max(ends, 0)
 
 
 @triton.jit
 def _list_expected_kernel(
     olds, chunk_piece, chunk_start, chunk_elements, first_span,
-    all_told, marks, n_expected, first_expected, expected_low, expected_high, expected_bits,
+    elements, marks, first_expected, places,
     KIND: tl.constexpr, SHIFT: tl.constexpr, MASK: tl.constexpr, N_KEYS: tl.constexpr,
+    WIDTH: tl.constexpr, PER_UNIT: tl.constexpr,
 ):  # fmt: skip
-    """One chunk, marked row by marked row."""
+    """Some spans of one chunk, a few marked rows at a time."""
+    UNITS: tl.constexpr = ROW // PER_UNIT
+    UNIT: tl.constexpr = KIND if PER_UNIT == 1 else tl.uint32
     chunk = tl.program_id(0)
-    if tl.load(n_expected + chunk) == 0:
-        return
-    piece = tl.load(chunk_piece + chunk)
+    begin = tl.program_id(1) * PART
     n = tl.load(chunk_elements + chunk).to(tl.int32)
+    piece = tl.load(chunk_piece + chunk)
     old = memory_at(olds, piece, KIND) + tl.load(chunk_start + chunk)
+    old_units = old.to(tl.pointer_type(UNIT))
+    table = elements + piece * N_KEYS
     first = tl.load(first_span + chunk)
-    table = all_told + piece * N_KEYS
-    out = tl.load(first_expected + chunk)
-    place = tl.arange(0, ROW)
-    for number in range(tl.cdiv(n, SPAN)):
-        left = tl.load(marks + first + number).to(tl.uint32, bitcast=True)
-        row = number * ROWS
+    unit = tl.arange(0, TOGETHER * UNITS)
+    end = tl.minimum(begin + PART, tl.cdiv(n, SPAN))
+    coming = tl.load(marks + first + begin, mask=begin < end, other=0)
+    out = tl.load(first_expected + first + begin, mask=begin < end, other=0)
+    for span in range(begin, end):
+        left = coming.to(tl.uint32, bitcast=True)
+        coming = tl.load(marks + first + span + 1, mask=span + 1 < end, other=0)
         while left != 0:
-            if (left & 1) != 0:
-                at = row * ROW + place
-                bits = tl.load(old + at, mask=at < n, other=0)
-                told = told_by_key(bits.to(tl.uint32), table, SHIFT, MASK)
-                is_expected = (at < n) & ((told >> EXPECTED_SHIFT) != 0)
-                ranks = tl.cumsum(is_expected.to(tl.int32), 0)
-                to = out + ranks - 1
-                low = (at & 0xFFFF).to(tl.uint16).to(tl.int16, bitcast=True)
-                same = bits.to(expected_bits.dtype.element_ty, bitcast=True)
-                tl.store(expected_low + to, low, mask=is_expected)
-                tl.store(expected_high + to, (at >> 16).to(tl.int16), mask=is_expected)
-                tl.store(expected_bits + to, same, mask=is_expected)
-                out += tl.max(ranks, 0)
-            left = left >> 1
-            row += 1
+            at = unit % UNITS
+            for turn in tl.static_range(TOGETHER):
+                row, left = _take_row(left)
+                at += tl.where(unit // UNITS == turn, row * UNITS, 0)
+            # What is not taken lies past every chunk.
+            place = tl.where(at >= 0, span * SPAN + at * PER_UNIT, n)
+            units_at = old_units + span * (SPAN // PER_UNIT) + at
+            out = _list_units(units_at, place, n, table, places, out, WIDTH, SHIFT, MASK, PER_UNIT)

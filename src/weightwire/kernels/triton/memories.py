@@ -1,0 +1,53 @@
+"""Both states' pieces, looked at once: a model has hundreds, and to ask each of them takes its time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from weightwire.errors import StopError
+from weightwire.kernels.triton.launch import VECTOR_BYTES
+
+
+class Memories:
+    """Where pieces lie before and after, and how long they are."""
+
+    def __init__(self, olds: Sequence[torch.Tensor], news: Sequence[torch.Tensor]) -> None:
+        """Look at pieces of one element type on one device.
+
+        Raises:
+            StopError: no pieces, or memories of different types or devices, or with gaps, or that do
+                not match.
+        """
+        if not olds or not news:
+            raise StopError("no pieces")
+        sizes = [_check(olds), _check(news)]
+        if sizes[0] != sizes[1]:
+            raise StopError("old and new have different lengths")
+        if olds[0].element_size() != news[0].element_size() or olds[0].device != news[0].device:
+            raise StopError("old and new have different widths, or are on different devices")
+        self.olds, self.news, self.device = olds, news, olds[0].device
+        self.n_bytes = olds[0].element_size()
+        """Of an element."""
+        self.sizes = np.array(sizes[0], dtype=np.int64)
+        self.addresses = np.array(
+            [[memory.data_ptr() for memory in side] for side in (olds, news)], dtype=np.int64
+        )
+        is_aligned = not (self.addresses % VECTOR_BYTES).any()
+        self.alignment = VECTOR_BYTES if is_aligned else self.n_bytes
+
+
+def _check(memories: Sequence[torch.Tensor]) -> list[int]:
+    """Their lengths, in elements."""
+    first, sizes = memories[0], []
+    kind, device = first.dtype, first.get_device()
+    for memory in memories:
+        shape = memory.shape
+        if len(shape) != 1 or not memory.is_contiguous():
+            raise StopError("pieces are flat memory without gaps")
+        if memory.dtype != kind or memory.get_device() != device:
+            raise StopError("pieces are of one element type, on one device")
+        sizes.append(shape[0])
+    return sizes
