@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from weightwire.apply.device_proof import on_host, proven_on_device
 from weightwire.apply.device_stream import SideStreams
 from weightwire.codec.record import Kind, Record, RecordHead
-from weightwire.diff.state import StateReader, device_bits
+from weightwire.diff.state import StateReader, device_bits, makes_device_bits
 from weightwire.model import Changes, DType
 
 if TYPE_CHECKING:
@@ -31,8 +31,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("weightwire.apply")
 
-BATCH_BYTES = 512 << 20
-"""Bytes of the model that are decoded at once: enough chunks to fill a GPU, little beside a model."""
+BATCH_BYTES = 8 << 30
+"""Bytes of the model that are decoded at once: a batch takes as long as its longest chunk at least."""
+
+COPIED_BYTES = 512 << 20
+"""How much of a batch may be bits that are not read where they lie, but copied first."""
 
 HELD_SHARE = 1 / 8
 """Of the model's bytes, how much changes may take on the device: beyond that the host keeps them."""
@@ -100,7 +103,7 @@ class DeviceStaging:
         self._streams = SideStreams()
         self._waiting: list[_Waiting] = []
         self._waiting_names: set[str] = set()
-        self._n_waiting_bytes = 0
+        self._n_waiting_bytes = self._n_copied_bytes = 0
         self._held: dict[str, list[DeviceWrite]] = {}
         self.n_bytes = 0
         """What is kept on the device."""
@@ -111,7 +114,7 @@ class DeviceStaging:
     @property
     def is_full(self) -> bool:
         """Whether what waits is a whole batch."""
-        return self._n_waiting_bytes >= BATCH_BYTES
+        return self._n_waiting_bytes >= BATCH_BYTES or self._n_copied_bytes >= COPIED_BYTES
 
     @property
     def names(self) -> Collection[str]:
@@ -137,6 +140,9 @@ class DeviceStaging:
             self._waiting.append(_Waiting(record, live))
             self._waiting_names.add(head.spec.name)
             self._n_waiting_bytes += live.nbytes
+            name = head.spec.name
+            if name in self._held or makes_device_bits(self._live, name):
+                self._n_copied_bytes += live.nbytes
         return live is not None
 
     def decode(self) -> list[Record]:
@@ -151,7 +157,8 @@ class DeviceStaging:
         batches: dict[_Kind, list[_Waiting]] = {}
         for each in self._waiting:
             batches.setdefault(self._kind(each), []).append(each)
-        self._waiting, self._waiting_names, self._n_waiting_bytes = [], set(), 0
+        self._waiting, self._waiting_names = [], set()
+        self._n_waiting_bytes = self._n_copied_bytes = 0
         return [each.record for batch in batches.values() for each in self._left_of(batch)]
 
     def wait(self) -> None:

@@ -112,7 +112,9 @@ def _encode_plain(
 ) -> list[DevicePiece]:
     from weightwire.kernels.triton.plain_encode import encode_plain_all
 
-    rates = changed.sum(axis=1, dtype=np.float64) / np.maximum(survey.n_by_class.numpy().sum(axis=1), 1)
+    rates = changed.sum(axis=1, dtype=np.float64) / np.maximum(
+        survey.n_by_class.numpy().sum(axis=1), 1
+    )
     coded = encode_plain_all(olds, news, dtype, rates, budget_bytes=budget_bytes)
     return [
         DevicePiece(old.numel(), streams, None, number)

@@ -164,7 +164,9 @@ def _join_kernel(
         if n_odd > 0:
             number = tl.arange(0, EXCEPTION_ROOM)
             is_on = number < n_odd
-            odd_at = (exceptions + 2 * chunk * EXCEPTION_ROOM).to(tl.pointer_type(tl.int64)) + number
+            odd_at = (exceptions + 2 * chunk * EXCEPTION_ROOM).to(
+                tl.pointer_type(tl.int64)
+            ) + number
             odd = tl.sort(tl.load(odd_at, mask=is_on, other=NO_EXCEPTION))
             tl.store(out + 2 * number, (odd >> 32).to(tl.int32), mask=is_on)
             bits = (odd & 0xFFFFFFFF).to(tl.uint32).to(tl.int32, bitcast=True)

@@ -148,7 +148,9 @@ def _on_host(work: Work, number: int) -> Streams:
     """A piece that no room on the device was enough for: its chunks hold what no sample foretold."""
     _LOG.warning("a piece is coded on the host: its steps are unlike those of its sample")
     width = work.dtype.bits_dtype
-    old, new = (side[number].cpu().numpy().view(width) for side in (work.memories.olds, work.memories.news))
+    old, new = (
+        side[number].cpu().numpy().view(width) for side in (work.memories.olds, work.memories.news)
+    )
     return kernels().encode_compact(
         old, new, work.dtype, work.models.model(number), int(work.chunk_log2s[number]),
         len(os.sched_getaffinity(0)),

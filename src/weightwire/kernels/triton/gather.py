@@ -183,7 +183,9 @@ def _gather_kernel(
             bit = (tl.full((), 1, tl.uint32) << (ordinal & 31).to(tl.uint32)).to(
                 tl.int32, bitcast=True
             )
-            tl.atomic_or(sign_out + (ordinal >> 5), bit, mask=is_changed & (flags < 0), sem="relaxed")
+            tl.atomic_or(
+                sign_out + (ordinal >> 5), bit, mask=is_changed & (flags < 0), sem="relaxed"
+            )
             if tl.max(is_odd.to(tl.int32), 0) > 0:
                 odd_at = exceptions + 2 * (chunk * EXCEPTION_ROOM + odd) + 1
                 tl.store(odd_at, ordinal, mask=is_odd & (odd < EXCEPTION_ROOM))

@@ -1,8 +1,9 @@
 """The one pass over the old bits of coded chunks: sums of weights, to find events by.
 
-A *row* is 128 elements. Its sum of weights takes two bytes: a hundredth of what they stand for, and
-enough to come within a row of any event. On the way the elements that are expected to change are
-counted, and the rows marked that have any, to be listed once there is room for them.
+A *row* is 128 elements. Its sum of weights takes two bytes, and four bits more say which part of that
+is its first half's: a hundredth of what they stand for, and enough to come within half a row of most
+events. On the way the elements that are expected to change are counted, and the
+rows marked that have any, to be listed once there is room for them.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from weightwire.kernels.triton.models import DeviceModels
 from weightwire.model import DType
 
 ROW = tl.constexpr(128)
+HALF = tl.constexpr(64)
 ROWS = tl.constexpr(32)
 SPAN = tl.constexpr(4096)
 """Elements that are looked at together: as many rows as a word has bits, to mark them with."""
@@ -91,6 +93,8 @@ class WeightIndex:
 
     sums: torch.Tensor
     """int16, 32 per span, as unsigned: the weight of every row."""
+    hints: torch.Tensor
+    """uint8, 16 per span: the weights of two rows' first halves, without their lowest bits."""
     told: torch.Tensor
     """int32 [piece, key]: a weight, and whether a change is expected; nothing else, to be summed."""
     marks: Marks
@@ -114,6 +118,7 @@ def index_weights(
     """Look at every element of these chunks once."""
     n_marked = chunks.n_spans if models.has_expected else 0
     sums = torch.empty(chunks.n_spans * SPAN_ROWS, dtype=torch.int16, device=old.device)
+    hints = torch.empty(chunks.n_spans * SPAN_ROWS // 2, dtype=torch.uint8, device=old.device)
     rows = torch.empty(n_marked, dtype=torch.int32, device=old.device)
     counts = torch.empty(n_marked, dtype=torch.int16, device=old.device)
     told = models.elements & SUMMED_MASK.value
@@ -121,13 +126,13 @@ def index_weights(
     alignment = alignment_of(old.memories)
     _index_kernel[(len(chunks), n_parts)](
         old.addresses, chunks.piece, chunks.start, chunks.n_elements, chunks.first_span,
-        told, sums, rows, counts,
+        told, sums, hints, rows, counts,
         KIND=TRITON_BITS[dtype.n_bytes], SHIFT=dtype.key_shift, MASK=dtype.key_mask,
         N_KEYS=models.n_keys, HAS_EXPECTED=models.has_expected, ALIGNMENT=alignment,
         IS_PAIRED=dtype.n_bytes == 2 and alignment == VECTOR_BYTES, num_warps=_WARPS,
         maxnreg=_REGISTERS,
     )  # fmt: skip
-    return WeightIndex(sums, told, _marks(chunks, rows, counts))
+    return WeightIndex(sums, hints, told, _marks(chunks, rows, counts))
 
 
 def _marks(chunks: CodedChunks, rows: torch.Tensor, counts: torch.Tensor) -> Marks:
@@ -140,12 +145,25 @@ def _marks(chunks: CodedChunks, rows: torch.Tensor, counts: torch.Tensor) -> Mar
 
 
 @triton.jit
-def _note_rows(told, sums, marks, counts, span, HAS_EXPECTED: tl.constexpr):
+def hint_shift(weight):
+    """How many low bits a hint leaves out, so that four are enough for this row's weight."""
+    # Such a sum fits a float's fraction, so its exponent is exact.
+    exponent = (weight.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
+    return tl.maximum(exponent - 3, 0)
+
+
+@triton.jit
+def _note_rows(told, left, sums, hints, marks, counts, span, HAS_EXPECTED: tl.constexpr):
     """Write down what a span's rows weigh, which have expected elements, and how many there are."""
     row = tl.arange(0, ROWS)
-    summed = tl.sum(tl.reshape(told, (ROWS, ROW)), 1)
+    first, second = tl.split(tl.sum(tl.reshape(told, (ROWS, 2, HALF)), 2))
+    summed = first + second
     weight = summed & WEIGHT_SUM_MASK
     tl.store(sums + span * ROWS + row, weight.to(tl.uint16).to(tl.int16, bitcast=True))
+    # A row that is not whole is never read from its end: there is no telling what lies behind it.
+    hint = tl.where((row + 1) * ROW <= left, (first & WEIGHT_SUM_MASK) >> hint_shift(weight), 15)
+    pairs = tl.sum(tl.reshape(hint << (row % 2 * 4), (ROWS // 2, 2)), 1)
+    tl.store(hints + span * (ROWS // 2) + tl.arange(0, ROWS // 2), pairs.to(tl.uint8))
     if HAS_EXPECTED:
         count = (summed >> EXPECTED_SHIFT).to(tl.int64)
         # Both in one sum: every mark is a bit of its own, so that none carries into the count.
@@ -157,7 +175,7 @@ def _note_rows(told, sums, marks, counts, span, HAS_EXPECTED: tl.constexpr):
 @triton.jit
 def _index_kernel(
     olds, chunk_piece, chunk_start, chunk_elements, first_span,
-    all_told, sums, marks, counts,
+    all_told, sums, hints, marks, counts,
     KIND: tl.constexpr, SHIFT: tl.constexpr, MASK: tl.constexpr, N_KEYS: tl.constexpr,
     HAS_EXPECTED: tl.constexpr, ALIGNMENT: tl.constexpr, IS_PAIRED: tl.constexpr,
 ):  # fmt: skip
@@ -181,13 +199,13 @@ def _index_kernel(
         else:
             bits = tl.load(here + tl.arange(0, SPAN)).to(tl.uint32)
         told = tl.gather(known, ((bits >> SHIFT) & MASK).to(tl.int32), 0)
-        _note_rows(told, sums, marks, counts, first + number, HAS_EXPECTED)
+        _note_rows(told, SPAN, sums, hints, marks, counts, first + number, HAS_EXPECTED)
     left = n - n_whole * SPAN
     if (left > 0) & (n_whole % tl.num_programs(1) == part):
         place = tl.arange(0, SPAN)
         bits = tl.load(old + n_whole * SPAN + place, mask=place < left, other=0).to(tl.uint32)
         told = tl.where(place < left, told_by_key(bits, table, SHIFT, MASK), 0)
-        _note_rows(told, sums, marks, counts, first + n_whole, HAS_EXPECTED)
+        _note_rows(told, left, sums, hints, marks, counts, first + n_whole, HAS_EXPECTED)
 
 
 def list_expected(
