@@ -129,10 +129,27 @@ def test_pieces_with_more_changes_than_their_samples_foretold_are_coded_again(
     olds, news = ([on(device, bits) for bits in side] for side in zip(*pairs, strict=True))
     work = Work(Memories(olds, news), dtype, arrays_of(models), chunks, np.zeros(3))
     with caplog.at_level("INFO"):
-        found = encode_compact_all(work, budget_bytes=BUDGET)
+        found = encode_compact_all([work], budget_bytes=BUDGET)
     assert "once more" in caplog.text
     for (a, b), model, chunk, coded in zip(pairs, models, chunks.tolist(), found, strict=True):
         assert_same(coded, NATIVE.encode_compact(a, b, dtype, model, chunk, 1))
+
+
+def test_pieces_that_go_ahead_give_the_bytes_of_all_pieces_at_once(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weightwire.codec.device_pieces._WHOLE_ELEMENTS", 1)
+    dtype, rng = dtype_named("BF16"), np.random.default_rng(9)
+    pairs = [(old, changed(rng, old, 0.02)) for old in [weights(rng, 900, dtype) for _ in range(3)]]
+    olds, news = ([on(device, bits) for bits in side] for side in zip(*pairs, strict=True))
+    coded = encode_pieces(olds, news, dtype, budget_bytes=BUDGET)
+    assert coded[0].models is not coded[1].models
+    for (old, new), piece in zip(pairs, coded, strict=True):
+        assert_same(piece.streams, encode_piece(old, new, dtype, n_threads=1).streams)
+    mixed = [1, 0, 2]
+    found = decode_pieces([olds[n] for n in mixed], [coded[n] for n in mixed], dtype)
+    for n, changes in zip(mixed, found, strict=True):
+        assert_turns(*pairs[n], changes)
 
 
 def test_slabs_give_the_bytes_of_all_pieces_at_once(
@@ -149,7 +166,7 @@ def test_slabs_give_the_bytes_of_all_pieces_at_once(
     olds, news = ([on(device, bits) for bits in side] for side in zip(*pairs, strict=True))
     work = Work(Memories(olds, news), dtype, arrays_of(models), chunks, np.full(5, 0.02))
     for (a, b), model, chunk, coded in zip(
-        pairs, models, chunks.tolist(), encode_compact_all(work, budget_bytes=0), strict=True
+        pairs, models, chunks.tolist(), encode_compact_all([work], budget_bytes=0), strict=True
     ):
         assert_same(coded, NATIVE.encode_compact(a, b, dtype, model, chunk, 1))
 
@@ -167,7 +184,7 @@ def test_chunks_with_more_exceptions_than_there_is_room_for_are_coded_on_the_hos
     model, chunk = build_model(survey, dtype), 16
     work = Work(Memories([on(device, old)], [on(device, new)]), dtype, arrays_of([model]),
                 np.array([chunk]), np.array([0.02]))  # fmt: skip
-    (found,) = encode_compact_all(work, budget_bytes=BUDGET)
+    (found,) = encode_compact_all([work], budget_bytes=BUDGET)
     assert_same(found, NATIVE.encode_compact(old, new, dtype, model, chunk, 1))
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from weightwire.kernels.triton.changes import DeviceChanges
     from weightwire.kernels.triton.models import ModelArrays
+    from weightwire.kernels.triton.slabs import Work
     from weightwire.kernels.triton.survey import SurveyBatch
 
 
@@ -70,55 +72,103 @@ def encode_pieces(
     Raises:
         StopError: there is no codec of this name.
     """
-    from weightwire.kernels.triton.downloads import send_to_host
     from weightwire.kernels.triton.encode import encode_compact_all
-    from weightwire.kernels.triton.memories import Memories
-    from weightwire.kernels.triton.slabs import Work
-    from weightwire.kernels.triton.survey import survey_memories
 
     if codec not in CODECS:
         raise StopError(f"no codec {codec!r}; choose one of: {', '.join(CODECS)}")
     if not olds:
         return []
-    memories = Memories(olds, news)
-    counted = survey_memories(memories, dtype)
-    changed = send_to_host(counted.n_changed.sum(dim=2))
-    survey = counted.to_host()
+    # All samples are counted before the first is waited for.
+    surveyed = [_Surveyed(olds[part], news[part], dtype) for part in _parts(olds)]
     if codec == "plain":
-        return _encode_plain(olds, news, dtype, survey, changed.wait(), budget_bytes)
-    by_class, by_token = survey.n_by_class.numpy(), survey.n_changed.numpy()
-    models = build_models(
-        survey.base_key.numpy(), by_class, by_token, dtype, thread_count(n_threads)
-    )
-    chunk_log2s = models.chunk_log2.astype(np.int64)
-    work = Work(
-        memories, dtype, _batch_arrays(models), chunk_log2s,
-        _listed_rates(by_class, changed.wait(), models),
-    )  # fmt: skip
-    coded = encode_compact_all(work, budget_bytes=budget_bytes)
+        return [
+            piece
+            for each in surveyed
+            for piece in _encode_plain(each, dtype, budget_bytes)
+        ]  # fmt: skip
+    batches: list[ModelBatch] = []
+
+    def works() -> Iterator[Work]:
+        for each in surveyed:
+            batches.append(each.models(dtype, thread_count(n_threads)))
+            yield each.work(dtype, batches[-1])
+
+    coded = encode_compact_all(works(), budget_bytes=budget_bytes)
+    numbered = [(models, number) for models in batches for number in range(len(models))]
     return [
         DevicePiece(old.numel(), streams, models, number)
-        for number, (old, streams) in enumerate(zip(olds, coded, strict=True))
+        for old, streams, (models, number) in zip(olds, coded, numbered, strict=True)
     ]
 
 
-def _encode_plain(
-    olds: Sequence[torch.Tensor],
-    news: Sequence[torch.Tensor],
-    dtype: DType,
-    survey: SurveyBatch,
-    changed: npt.NDArray[np.int64],
-    budget_bytes: int,
-) -> list[DevicePiece]:
+_WHOLE_ELEMENTS = 1 << 28
+"""Up to so many elements, all pieces begin together."""
+
+_FIRST_PARTS = 5
+"""Of more, a part goes ahead: the device works on it while the host deals with the others' models."""
+
+
+def _parts(olds: Sequence[torch.Tensor]) -> list[slice]:
+    ends = np.cumsum([old.numel() for old in olds])
+    first = int(np.searchsorted(ends, ends[-1] // _FIRST_PARTS)) + 1
+    if ends[-1] <= _WHOLE_ELEMENTS or first >= len(olds):
+        return [slice(0, len(olds))]
+    return [slice(0, first), slice(first, len(olds))]
+
+
+class _Surveyed:
+    """Some pieces whose samples are being counted."""
+
+    def __init__(
+        self, olds: Sequence[torch.Tensor], news: Sequence[torch.Tensor], dtype: DType
+    ) -> None:
+        from weightwire.kernels.triton.downloads import send_to_host
+        from weightwire.kernels.triton.memories import Memories
+        from weightwire.kernels.triton.survey import survey_memories
+
+        self.memories = Memories(olds, news)
+        self._batch = survey_memories(self.memories, dtype)
+        self._changed = send_to_host(self._batch.n_changed.sum(dim=2))
+        self._counts = send_to_host(self._batch.counts)
+
+    @cached_property
+    def counted(self) -> SurveyBatch:
+        """What was found, in the host's memory."""
+        return self._batch.on_host(self._counts.wait())
+
+    def models(self, dtype: DType, n_threads: int) -> ModelBatch:
+        """How to code them."""
+        found = self.counted
+        by_class, by_token = found.n_by_class.numpy(), found.n_changed.numpy()
+        return build_models(found.base_key.numpy(), by_class, by_token, dtype, n_threads)
+
+    def work(self, dtype: DType, models: ModelBatch) -> Work:
+        """What the encoder is told of them."""
+        from weightwire.kernels.triton.slabs import Work
+
+        by_class = self.counted.n_by_class.numpy()
+        listed = np.where(models.expected, by_class, self._changed.wait()).sum(axis=1)
+        rates = listed / np.maximum(by_class.sum(axis=1), 1)
+        chunk_log2s = models.chunk_log2.astype(np.int64)
+        return Work(self.memories, dtype, _batch_arrays(models), chunk_log2s, rates)
+
+    def rates(self) -> npt.NDArray[np.float64]:
+        """How much of each piece's sample changed."""
+        sampled = np.maximum(self.counted.n_by_class.numpy().sum(axis=1), 1)
+        rates: npt.NDArray[np.float64] = self._changed.wait().sum(axis=1) / sampled
+        return rates
+
+
+def _encode_plain(surveyed: _Surveyed, dtype: DType, budget_bytes: int) -> list[DevicePiece]:
     from weightwire.kernels.triton.plain_encode import encode_plain_all
 
-    rates = changed.sum(axis=1, dtype=np.float64) / np.maximum(
-        survey.n_by_class.numpy().sum(axis=1), 1
+    memories = surveyed.memories
+    coded = encode_plain_all(
+        memories.olds, memories.news, dtype, surveyed.rates(), budget_bytes=budget_bytes
     )
-    coded = encode_plain_all(olds, news, dtype, rates, budget_bytes=budget_bytes)
     return [
         DevicePiece(old.numel(), streams, None, number)
-        for number, (old, streams) in enumerate(zip(olds, coded, strict=True))
+        for number, (old, streams) in enumerate(zip(memories.olds, coded, strict=True))
     ]
 
 
@@ -173,18 +223,16 @@ def _decode(
 
 def _arrays(pieces: Sequence[EncodedPiece | DevicePiece]) -> ModelArrays:
     """All models in one; those of pieces that were coded together are so already."""
-    from weightwire.kernels.triton.models import arrays_of
+    from weightwire.kernels.triton.models import arrays_of, joined
 
-    first = pieces[0]
-    if isinstance(first, DevicePiece) and first.models is not None:
-        together = [
-            piece.number
-            for piece in pieces
-            if isinstance(piece, DevicePiece) and piece.models is first.models
-        ]
-        if len(together) == len(pieces):
-            return _batch_arrays(first.models).some(np.array(together, dtype=np.intp))
-    return arrays_of([piece.model for piece in pieces if piece.model is not None])
+    runs: list[tuple[ModelBatch, list[int]]] = []
+    for piece in pieces:
+        if not isinstance(piece, DevicePiece) or piece.models is None:
+            return arrays_of([each.model for each in pieces if each.model is not None])
+        if not runs or runs[-1][0] is not piece.models:
+            runs.append((piece.models, []))
+        runs[-1][1].append(piece.number)
+    return joined([_batch_arrays(models).some(np.array(at)) for models, at in runs])
 
 
 def _batch_arrays(models: ModelBatch) -> ModelArrays:
@@ -194,12 +242,3 @@ def _batch_arrays(models: ModelBatch) -> ModelArrays:
         models.base_keys, models.log2_weights, models.expected, models.n_tokens,
         models.first_token[:, :, None], models.frequencies,
     )  # fmt: skip
-
-
-def _listed_rates(
-    by_class: npt.NDArray[np.int32], changed: npt.NDArray[np.int64], models: ModelBatch
-) -> npt.NDArray[np.float64]:
-    """Of every piece's sample, how much changed or is expected to."""
-    listed = np.where(models.expected, by_class, changed).sum(axis=1)
-    rates: npt.NDArray[np.float64] = listed / np.maximum(by_class.sum(axis=1), 1)
-    return rates

@@ -20,15 +20,16 @@ from weightwire.kernels.reference import EVENT_MASK
 from weightwire.kernels.triton.changes import DeviceChanges
 from weightwire.kernels.triton.dense import count_dense, list_dense
 from weightwire.kernels.triton.directory import check_heads, check_padding, read_directory
-from weightwire.kernels.triton.downloads import to_host
+from weightwire.kernels.triton.downloads import beside, mark, to_host
 from weightwire.kernels.triton.launch import Bucket
 from weightwire.kernels.triton.merge import merge_expected
-from weightwire.kernels.triton.models import DeviceModels, ModelArrays, upload
+from weightwire.kernels.triton.models import DeviceModels, ModelArrays
 from weightwire.kernels.triton.pop import TROUBLES, Popped, pop_gaps
 from weightwire.kernels.triton.pop_steps import pop_steps
 from weightwire.kernels.triton.uploads import Sending, send_tables
 from weightwire.kernels.triton.weight_index import (
     CodedChunks,
+    Expected,
     WeightIndex,
     index_weights,
     list_expected,
@@ -78,8 +79,9 @@ class _Decoder:
         self._directory = read_directory(work.streams, work.chunk_log2s, sizes)
         self._coded = np.flatnonzero(self._directory.is_coded)
         self._dense = np.flatnonzero(self._directory.is_dense)
-        self._models: DeviceModels = upload(work.models, work.dtype, self._device)
+        self._models = DeviceModels(work.models, work.dtype, self._device)
         self._index: WeightIndex | None = None
+        self._is_indexed: torch.cuda.Event | None = None
 
     def decode(self) -> list[DeviceChanges]:
         """Count what only the old bits can tell, then list."""
@@ -88,6 +90,7 @@ class _Decoder:
         coded = found.at(self._coded, self._device)
         if len(coded):
             self._index = index_weights(self._old, coded, self._models, work.dtype)
+        self._is_indexed = mark(self._device)
         check_heads(found, work.models, work.dtype)
         words = sending.send([streams.payload for streams in work.streams])
         check_padding(found, words, work.dtype)
@@ -95,13 +98,17 @@ class _Decoder:
         dense = found.at(self._dense, self._device)
         counts = self._counts(dense, payload)
         firsts = np.cumsum(counts) - counts
-        positions, bits = self._room(int(counts.sum()))
-        if len(dense):
-            (first,) = send_tables([firsts[self._dense]], self._device)
-            list_dense(self._old, dense, payload, work.dtype, first, positions, bits)
+        positions = torch.empty(int(counts.sum()), dtype=torch.int32, device=self._device)
         (first,) = send_tables([firsts[self._coded]], self._device)
         n_expected = int((counts - self._n_events)[self._coded].sum())
-        listed = self._list_places(coded, payload, n_expected, first, positions, bits)
+        found_places = self._find_places(coded, payload, n_expected, first, positions)
+        # What comes now has its room instead of the sums, which nobody asks for any more.
+        self._index = None
+        bits = torch.empty(len(positions), dtype=work.olds[0].dtype, device=self._device)
+        listed = self._merge(coded, found_places, first, positions, bits)
+        if len(dense):
+            (first_dense,) = send_tables([firsts[self._dense]], self._device)
+            list_dense(self._old, dense, payload, work.dtype, first_dense, positions, bits)
         # Cut while the device still lists.
         shares = self._split(counts, positions, bits)
         if listed is not None:
@@ -118,12 +125,6 @@ class _Decoder:
         found = self._directory
         return np.where(found.is_coded, found.head & EVENT_MASK, 0)
 
-    def _room(self, n: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return (
-            torch.empty(n, dtype=torch.int32, device=self._device),
-            torch.empty(n, dtype=self._work.olds[0].dtype, device=self._device),
-        )
-
     def _counts(self, dense: CodedChunks, payload: torch.Tensor) -> npt.NDArray[np.int64]:
         """What every chunk lists: changes, or events and expected elements."""
         counts = self._n_events
@@ -133,30 +134,44 @@ class _Decoder:
             counts[self._dense] = to_host(count_dense(self._old, dense, payload, self._work.dtype))
         return counts
 
-    def _list_places(
+    def _find_places(
         self,
         chunks: CodedChunks,
         payload: torch.Tensor,
         n_expected: int,
         first: torch.Tensor,
         positions: torch.Tensor,
-        bits: torch.Tensor,
-    ) -> _Listed | None:
-        """List the places that coded chunks change, if there are any, with their old bits."""
+    ) -> tuple[Popped, Expected] | None:
+        """Where coded chunks have events, if there are any; what they expect is listed beside that."""
         dtype, models, old, index = self._work.dtype, self._models, self._old, self._index
         if index is None:
             return None
-        marks = index.marks
-        popped = pop_gaps(
-            old, chunks, payload, models, dtype, index, marks.counts, first, positions, bits
-        )
-        # What is listed next has its room instead of the sums, which nobody asks for any more.
-        self._index = index = None
-        expected = list_expected(old, chunks, marks, models, dtype, n_expected)
+        with beside(self._device, self._is_indexed):
+            expected = list_expected(old, chunks, index.marks, models, dtype, n_expected)
+            is_listed = mark(self._device)
+        counts = index.marks.counts
+        popped = pop_gaps(old, chunks, payload, models, dtype, index, counts, first, positions)
+        if is_listed is not None:
+            torch.cuda.current_stream(self._device).wait_event(is_listed)
+        return popped, expected
+
+    def _merge(
+        self,
+        chunks: CodedChunks,
+        places: tuple[Popped, Expected] | None,
+        first: torch.Tensor,
+        positions: torch.Tensor,
+        bits: torch.Tensor,
+    ) -> _Listed | None:
+        """Bring both together, with their old bits."""
+        if places is None:
+            return None
+        popped, expected = places
         n_coded = merge_expected(
-            old, chunks, popped, models, dtype, expected, first, positions, bits
-        )
-        return _Listed(popped, marks.counts, n_coded)
+            self._old, chunks, popped, self._models, self._work.dtype, expected, first,
+            positions, bits,
+        )  # fmt: skip
+        return _Listed(popped, expected.counts, n_coded)
 
     def _n_changed(
         self, counts: npt.NDArray[np.int64], listed: _Listed | None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,12 +40,10 @@ class _Launched:
     """When the payload is whole."""
 
 
-def encode_compact_all(work: Work, *, budget_bytes: int) -> list[Streams]:
+def encode_compact_all(works: Iterable[Work], *, budget_bytes: int) -> list[Streams]:
     """Code every piece as the reference does; ``budget_bytes`` bounds what is allocated meanwhile."""
     coder = _Coder()
-    return in_slabs(
-        work, budget_bytes, coder.launch, coder.finish, lambda number: _on_host(work, number)
-    )
+    return in_slabs(works, budget_bytes, coder.launch, coder.finish, _on_host)
 
 
 class _Underway:

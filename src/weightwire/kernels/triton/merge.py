@@ -33,7 +33,7 @@ def merge_expected(
     positions: torch.Tensor,
     bits: torch.Tensor,
 ) -> torch.Tensor:
-    """Put old bits and positions in order; gives int32: how many changes of each chunk are coded.
+    """Put positions in order, and old bits beside them; gives int32: how many changes are coded.
 
     Events stand at the end of a chunk's room. The number of changes is told with what was popped.
     """
@@ -103,7 +103,6 @@ def _merge_kernel(
     steps = tables + piece * 16
     known = places + tl.load(first_expected + chunk)
     events = positions + out + n_known
-    event_bits = bits + out + n_known
     number = tl.arange(0, BLOCK)
     n_coded = tl.zeros((BLOCK,), tl.int32)
     n_both = tl.zeros((BLOCK,), tl.int32)
@@ -121,7 +120,7 @@ def _merge_kernel(
         for event in range(n_moved, end, BLOCK):
             is_on = event + number < end
             position = tl.load(events + event + number, mask=is_on, other=0)
-            same = tl.load(event_bits + event + number, mask=is_on, other=0)
+            same = tl.load(old + (position - start), mask=is_on, other=0)
             event_rank = _count_below(known, n_known, 0, position - start)
             is_inside = is_on & (event_rank < n_known)
             at_rank = tl.load(known + event_rank, mask=is_inside, other=-1)
@@ -129,9 +128,8 @@ def _merge_kernel(
             # All lanes have read what others are about to write on.
             tl.debug_barrier()
             tl.store(positions + to, position, mask=is_on)
-            tl.store(bits + to, same, mask=is_on)
+            tl.store(bits + to, same.to(bits.dtype.element_ty, bitcast=True), mask=is_on)
             is_change = is_on & (at_rank != position - start)
-            same = same.to(KIND, bitcast=True)
             n_coded += _is_coded(same, is_change, table, steps, SHIFT, MASK)
         n_moved = end
         same = tl.load(old + place, mask=is_known, other=0)

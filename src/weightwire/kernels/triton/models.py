@@ -138,6 +138,14 @@ FREQUENCY_SHIFT = 12
 """Where the frequency stands in an entry; the sum of those before it stands below."""
 
 
+def joined(parts: Sequence[ModelArrays]) -> ModelArrays:
+    """Models one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    columns = ([getattr(part, field.name) for part in parts] for field in fields(ModelArrays))
+    return ModelArrays(*(np.concatenate(column) for column in columns))
+
+
 def arrays_of(models: Sequence[ClassModel]) -> ModelArrays:
     """Models one by one, as arrays."""
     shape = (len(models), N_CLASSES)
@@ -175,10 +183,6 @@ def _send_steps(arrays: ModelArrays, device: torch.device) -> StepModels:
     starts = counts.cumsum(-1, dtype=torch.int32) - counts
     entries = starts | counts << FREQUENCY_SHIFT
     return StepModels(sent[0].view(shape), sent[1].view(*shape, ROW), entries)
-
-
-def upload(arrays: ModelArrays, dtype: DType, device: torch.device) -> DeviceModels:
-    return DeviceModels(arrays, dtype, device)
 
 
 def _by_key(base_keys: torch.Tensor, classes: torch.Tensor, dtype: DType) -> torch.Tensor:

@@ -65,7 +65,7 @@ def encode_plain_all(
     chunk_log2s = np.full(len(olds), _CHUNK_LOG2, dtype=np.int64)
     models = arrays_of([_ALL_ALIKE] * len(olds))
     work = Work(Memories(olds, news), alike, models, chunk_log2s, rates)
-    return in_slabs(work, budget_bytes, _launch, _finish, _too_crowded)
+    return in_slabs([work], budget_bytes, _launch, _finish, _too_crowded)
 
 
 def _launch(slab: Slab) -> _Launched:
@@ -184,6 +184,7 @@ def _write_kernel(
                 done += tl.sum(counts, 0)
 
 
-def _too_crowded(number: int) -> Streams:
+def _too_crowded(work: Work, number: int) -> Streams:
     """With room for every element, nothing is crowded."""
+    del work
     raise StopError(f"piece {number} changes more elements than it has")

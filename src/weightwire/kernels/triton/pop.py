@@ -93,12 +93,11 @@ def pop_gaps(
     n_expected: torch.Tensor,
     first_out: torch.Tensor,
     positions: torch.Tensor,
-    bits: torch.Tensor,
 ) -> Popped:
-    """List every event.
+    """List the position of every event.
 
     A chunk has room for its events and for what is expected from ``first_out`` on; the events stand
-    at the end of that, with *old* bits, for ``pop_steps`` to merge with what was expected.
+    at the end of that, to be merged with what was expected.
     ``n_expected``: how many elements of each chunk are.
     """
     n, device = len(chunks), payload.device
@@ -113,7 +112,7 @@ def pop_gaps(
         chunks.first_word, chunks.n_words, chunks.first_span, payload,
         models.elements, index.told, index.sums.view(torch.int64), index.hints.view(torch.int16),
         gap_slots(device),
-        n_expected, first_out, positions, bits,
+        n_expected, first_out, positions,
         popped.state, popped.next_word, popped.told, n,
         KIND=TRITON_BITS[dtype.n_bytes], WIDTH=8 * dtype.n_bytes, SHIFT=dtype.key_shift,
         MASK=dtype.key_mask, N_KEYS=models.n_keys, ALIGNMENT=alignment,
@@ -233,7 +232,7 @@ def _pop_gaps_kernel(
     olds, chunk_piece, chunk_start, chunk_elements, heads,
     first_word, chunk_words, first_span, payload,
     elements, all_told, all_sums, all_hints, all_slots,
-    n_expected, first_out, positions, bits,
+    n_expected, first_out, positions,
     states, next_word, told, n_chunks,
     KIND: tl.constexpr, WIDTH: tl.constexpr, SHIFT: tl.constexpr,
     MASK: tl.constexpr, N_KEYS: tl.constexpr, ALIGNMENT: tl.constexpr,
@@ -298,7 +297,6 @@ def _pop_gaps_kernel(
         key = ((same.to(tl.uint32) >> SHIFT) & MASK).to(tl.int32)
         log2_weight = (tl.load(elements + piece * N_KEYS + key) >> LOG2_SHIFT) & 15
         tl.store(positions + out, (start + hit).to(tl.int32), mask=is_event)
-        tl.store(bits + out, same.to(bits.dtype.element_ty, bitcast=True), mask=is_event)
         out += is_event.to(tl.int32)
 
         # The bits that chose a slot inside the element's weight go back; nothing for others.

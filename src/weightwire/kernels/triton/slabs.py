@@ -8,7 +8,7 @@ for which that was too little are coded again, by themselves.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
@@ -72,39 +72,43 @@ class Work:
 
 
 def in_slabs(
-    work: Work,
+    works: Iterable[Work],
     budget_bytes: int,
     launch: Callable[[Slab], _Launched],
     finish: Callable[[_Launched], dict[int, Streams]],
-    on_host: Callable[[int], Streams],
+    on_host: Callable[[Work, int], Streams],
 ) -> list[Streams]:
     """Code every piece: ``launch`` waits for nothing, ``finish`` gives what could be coded, by number.
 
-    What a slab had too little room for is coded again with more, then by itself with room for
+    Each work's slabs are begun before the next work is asked for, and all before the first is waited
+    for. What a slab had too little room for is coded again with more, then by itself with room for
     everything, and ``on_host`` if even that does not do.
     """
-    done = dict(_code(work, _slabs(work, budget_bytes), launch, finish))
-    left = [number for number in range(len(work.rates)) if number not in done]
-    if left:
-        _LOG.info("%d pieces change more than their samples showed; once more", len(left))
-        some = work.some(left, _MORE)
-        for number, streams in _code(some, _slabs(some, budget_bytes), launch, finish):
-            done[left[number]] = streams
-    for number in [number for number in left if number not in done]:
-        again = dict(_code(work.some([number], 1), [slice(0, 1)], launch, finish, is_roomy=True))
-        done[number] = again[0] if again else on_host(number)
-    return [done[number] for number in range(len(work.rates))]
+    begun = [(work, _begin(work, _slabs(work, budget_bytes), launch)) for work in works]
+    coded: list[Streams] = []
+    for work, slabs in begun:
+        done = _finish(slabs, finish)
+        left = [number for number in range(len(work.rates)) if number not in done]
+        if left:
+            _LOG.info("%d pieces change more than their samples showed; once more", len(left))
+            some = work.some(left, _MORE)
+            again = _finish(_begin(some, _slabs(some, budget_bytes), launch), finish)
+            done.update({left[number]: streams for number, streams in again.items()})
+        for number in [number for number in left if number not in done]:
+            alone = _begin(work.some([number], 1), [slice(0, 1)], launch, is_roomy=True)
+            found = _finish(alone, finish)
+            done[number] = found[0] if found else on_host(work, number)
+        coded += [done[number] for number in range(len(work.rates))]
+    return coded
 
 
-def _code(
+def _begin(
     work: Work,
     slabs: Sequence[slice],
     launch: Callable[[Slab], _Launched],
-    finish: Callable[[_Launched], dict[int, Streams]],
     *,
     is_roomy: bool = False,
-) -> Iterator[tuple[int, Streams]]:
-    """All slabs are begun before the first is waited for."""
+) -> list[tuple[slice, _Launched]]:
     memories = work.memories
     models = DeviceModels(work.models, work.dtype, memories.device)
     rates = np.ones(len(memories.sizes)) if is_roomy else _MARGIN * work.rates
@@ -113,10 +117,20 @@ def _code(
         cuts = cut(memories, slab, work.chunk_log2s[slab], rates[slab])
         likely = float((rates[slab] * memories.sizes[slab]).sum())
         n_listed = int(min(likely + 8 * likely**0.5 + 1024, cuts.n_elements))
-        launched.append(launch(Slab(work.dtype, cuts, models.part(slab), n_listed, is_roomy)))
-    for slab, each in zip(slabs, launched, strict=True):
-        for number, streams in finish(each).items():
-            yield slab.start + number, streams
+        begun = launch(Slab(work.dtype, cuts, models.part(slab), n_listed, is_roomy))
+        launched.append((slab, begun))
+    return launched
+
+
+def _finish(
+    slabs: Sequence[tuple[slice, _Launched]], finish: Callable[[_Launched], dict[int, Streams]]
+) -> dict[int, Streams]:
+    """What could be coded, by number in its work."""
+    return {
+        slab.start + number: streams
+        for slab, launched in slabs
+        for number, streams in finish(launched).items()
+    }
 
 
 def _slabs(work: Work, budget_bytes: int) -> list[slice]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
@@ -70,8 +72,11 @@ class SurveyBatch:
 
     def to_host(self) -> SurveyBatch:
         """The same in the host's memory: one transfer, which this waits for."""
-        counts = torch.from_numpy(to_host(self.counts))
-        return SurveyBatch(counts, self.n_pieces, self.n_keys)
+        return self.on_host(to_host(self.counts))
+
+    def on_host(self, counts: npt.NDArray[np.int32]) -> SurveyBatch:
+        """The same over counts that have arrived there."""
+        return SurveyBatch(torch.from_numpy(counts), self.n_pieces, self.n_keys)
 
     def _part(self, n_before: int, width: int) -> torch.Tensor:
         """The counts that follow so many others of each piece."""
