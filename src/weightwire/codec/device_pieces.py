@@ -122,6 +122,7 @@ class _Surveyed:
     def __init__(
         self, olds: Sequence[torch.Tensor], news: Sequence[torch.Tensor], dtype: DType
     ) -> None:
+        """Begin to count."""
         from weightwire.kernels.triton.downloads import send_to_host
         from weightwire.kernels.triton.memories import Memories
         from weightwire.kernels.triton.survey import survey_memories
@@ -232,7 +233,14 @@ def _arrays(pieces: Sequence[EncodedPiece | DevicePiece]) -> ModelArrays:
         if not runs or runs[-1][0] is not piece.models:
             runs.append((piece.models, []))
         runs[-1][1].append(piece.number)
-    return joined([_batch_arrays(models).some(np.array(at)) for models, at in runs])
+    return joined([_batch_arrays(models).some(_slice_of(at)) for models, at in runs])
+
+
+def _slice_of(numbers: list[int]) -> slice | npt.NDArray[np.intp]:
+    """Numbers that follow each other as a slice: what they choose need not be copied."""
+    first, last = numbers[0], numbers[-1] + 1
+    follow = numbers == list(range(first, last))
+    return slice(first, last) if follow else np.array(numbers, dtype=np.intp)
 
 
 def _batch_arrays(models: ModelBatch) -> ModelArrays:

@@ -126,19 +126,20 @@ def check_heads(found: Directory, models: ModelArrays, dtype: DType) -> None:
     _refuse(is_coded & is_short, "stream is shorter than the coder's state")
 
 
-def check_padding(found: Directory, payload: npt.NDArray[np.uint32], dtype: DType) -> None:
+def check_padding(found: Directory, streams: Sequence[Streams], dtype: DType) -> None:
     """Refuse what stands past the last element of dense chunks.
 
     Raises:
         CorruptStream: padding that is not zero.
     """
     n_spare = -found.n_elements * dtype.n_bytes % 4
-    is_padded = found.is_dense & (n_spare > 0)
-    last = payload[(found.first_word + found.n_words - 1)[is_padded]].astype(np.uint64)
-    _refuse(
-        last >> (32 - 8 * n_spare[is_padded]).astype(np.uint64) != 0,
-        "a dense chunk's padding is not zero",
-    )
+    # Only a piece's last chunk is not a whole number of words, and ends where its payload does.
+    for chunk in np.flatnonzero(found.is_dense & (n_spare > 0)).tolist():
+        payload = streams[int(found.piece[chunk])].payload
+        _refuse(payload[len(payload) - int(n_spare[chunk]) :] != 0, _PADDING)
+
+
+_PADDING = "a dense chunk's padding is not zero"
 
 
 def _refuse(is_wrong: Any, what: str) -> None:

@@ -37,7 +37,7 @@ class ModelArrays:
     frequencies: npt.NDArray[np.uint16]
     """[piece, class, 128]"""
 
-    def some(self, numbers: npt.NDArray[np.intp]) -> ModelArrays:
+    def some(self, numbers: slice | npt.NDArray[np.intp]) -> ModelArrays:
         """A few of them."""
         return ModelArrays(*(getattr(self, field.name)[numbers] for field in fields(self)))
 

@@ -110,7 +110,7 @@ def pop_gaps(
     _pop_gaps_kernel[(triton.cdiv(n, LANES),)](
         old.addresses, chunks.piece, chunks.start, chunks.n_elements, chunks.head,
         chunks.first_word, chunks.n_words, chunks.first_span, payload,
-        models.elements, index.told, index.sums.view(torch.int64), index.hints.view(torch.int16),
+        models.elements, index.told, index.sums.view(torch.int64), index.hints.view(torch.int32),
         gap_slots(device),
         n_expected, first_out, positions,
         popped.state, popped.next_word, popped.told, n,
@@ -157,7 +157,7 @@ def _find_row(sums, hints, window, n_words, slot):
     after = tl.where(slot >= third, total, after)
     number = (slot >= first).to(tl.int32) + (slot >= second).to(tl.int32)
     number += (slot >= third).to(tl.int32)
-    hint = (tl.where(is_past, far_hints, near_hints).to(tl.int32) >> (4 * number)) & 15
+    hint = (tl.where(is_past, far_hints, near_hints) >> (8 * number)) & 0xFF
     row = WORD_ROWS * window + number
     is_hit = slot < total
     inside = slot - before

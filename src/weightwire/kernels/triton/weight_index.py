@@ -1,8 +1,8 @@
 """The one pass over the old bits of coded chunks: sums of weights, to find events by.
 
-A *row* is 128 elements. Its sum of weights takes two bytes, and four bits more say which part of that
-is its first half's: a hundredth of what they stand for, and enough to come within half a row of most
-events. On the way the elements that are expected to change are counted, and the
+A *row* is 128 elements. Its sum of weights takes two bytes, and a third says which part of that is
+its first half's: a hundredth of what they stand for, and enough to come within half a row of almost
+any event. On the way the elements that are expected to change are counted, and the
 rows marked that have any, to be listed once there is room for them.
 """
 
@@ -94,7 +94,7 @@ class WeightIndex:
     sums: torch.Tensor
     """int16, 32 per span, as unsigned: the weight of every row."""
     hints: torch.Tensor
-    """uint8, 16 per span: the weights of two rows' first halves, without their lowest bits."""
+    """uint8, 32 per span: the weight of a row's first half, without its lowest bits."""
     told: torch.Tensor
     """int32 [piece, key]: a weight, and whether a change is expected; nothing else, to be summed."""
     marks: Marks
@@ -118,7 +118,7 @@ def index_weights(
     """Look at every element of these chunks once."""
     n_marked = chunks.n_spans if models.has_expected else 0
     sums = torch.empty(chunks.n_spans * SPAN_ROWS, dtype=torch.int16, device=old.device)
-    hints = torch.empty(chunks.n_spans * SPAN_ROWS // 2, dtype=torch.uint8, device=old.device)
+    hints = torch.empty(chunks.n_spans * SPAN_ROWS, dtype=torch.uint8, device=old.device)
     rows = torch.empty(n_marked, dtype=torch.int32, device=old.device)
     counts = torch.empty(n_marked, dtype=torch.int16, device=old.device)
     told = models.elements & SUMMED_MASK.value
@@ -146,10 +146,10 @@ def _marks(chunks: CodedChunks, rows: torch.Tensor, counts: torch.Tensor) -> Mar
 
 @triton.jit
 def hint_shift(weight):
-    """How many low bits a hint leaves out, so that four are enough for this row's weight."""
+    """How many low bits a hint leaves out, so that eight are enough for this row's weight."""
     # Such a sum fits a float's fraction, so its exponent is exact.
     exponent = (weight.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
-    return tl.maximum(exponent - 3, 0)
+    return tl.maximum(exponent - 7, 0)
 
 
 @triton.jit
@@ -161,9 +161,8 @@ def _note_rows(told, left, sums, hints, marks, counts, span, HAS_EXPECTED: tl.co
     weight = summed & WEIGHT_SUM_MASK
     tl.store(sums + span * ROWS + row, weight.to(tl.uint16).to(tl.int16, bitcast=True))
     # A row that is not whole is never read from its end: there is no telling what lies behind it.
-    hint = tl.where((row + 1) * ROW <= left, (first & WEIGHT_SUM_MASK) >> hint_shift(weight), 15)
-    pairs = tl.sum(tl.reshape(hint << (row % 2 * 4), (ROWS // 2, 2)), 1)
-    tl.store(hints + span * (ROWS // 2) + tl.arange(0, ROWS // 2), pairs.to(tl.uint8))
+    hint = tl.where((row + 1) * ROW <= left, (first & WEIGHT_SUM_MASK) >> hint_shift(weight), 255)
+    tl.store(hints + span * ROWS + row, hint.to(tl.uint8))
     if HAS_EXPECTED:
         count = (summed >> EXPECTED_SHIFT).to(tl.int64)
         # Both in one sum: every mark is a bit of its own, so that none carries into the count.
