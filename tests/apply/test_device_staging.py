@@ -73,7 +73,7 @@ def n_listed(staging: Staging, final: Arrays) -> int:
     return n
 
 
-@pytest.mark.parametrize("codec", ["compact", "plain"])
+@pytest.mark.parametrize("codec", [pytest.param("compact", marks=pytest.mark.long), "plain"])
 def test_chain_is_staged_as_on_the_host_and_its_lists_agree_on_every_place(
     codec: str, device: torch.device
 ) -> None:
@@ -105,6 +105,7 @@ def test_everything_that_changed_is_listed_once_and_nothing_else(
 CUTS = [([], [70], []), ([70], [30, 90], [65])]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cuts", CUTS)
 def test_patches_of_a_chain_may_cut_a_tensor_anywhere(
     cuts: tuple[list[int], ...], device: torch.device
@@ -278,7 +279,7 @@ def damaged(patch: Patch, monkeypatch: pytest.MonkeyPatch, at: int) -> Patch:
     return Patch(patch.index, MemoryBuckets({}))
 
 
-@pytest.mark.parametrize("codec", ["compact", "plain"])
+@pytest.mark.parametrize("codec", [pytest.param("compact", marks=pytest.mark.long), "plain"])
 def test_damaged_patch_is_refused_as_on_the_host(
     codec: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

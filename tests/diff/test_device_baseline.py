@@ -58,7 +58,7 @@ def on_devices(baseline: Baseline) -> list[str]:
 
 
 @anywhere
-@pytest.mark.parametrize("codec", ["compact", "plain"])
+@pytest.mark.parametrize("codec", [pytest.param("compact", marks=pytest.mark.long), "plain"])
 def test_baseline_becomes_the_state_it_follows(
     codec: str, on_device: DeviceBaseline, device: torch.device
 ) -> None:
@@ -133,7 +133,9 @@ class Crash(Exception):
 
 
 @pytest.mark.parametrize("is_written", [True, False], ids=["after writing", "before writing"])
-@pytest.mark.parametrize("number", [0, 1, 2])
+@pytest.mark.parametrize(
+    "number", [pytest.param(0, marks=pytest.mark.long), 1, pytest.param(2, marks=pytest.mark.long)]
+)
 def test_an_advance_that_is_interrupted_goes_on_where_it_was(
     number: int, is_written: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,10 @@ pytest.importorskip("triton", reason="GPU kernels need triton")
 from weightwire.codec import device_pieces
 
 every_codec = pytest.mark.parametrize("codec", CODECS)
+COMMON_TYPES = ["bf16", "fp32"]
+RARE_TYPES = [
+    pytest.param(name, marks=pytest.mark.long) for name in TORCH_TYPES if name not in COMMON_TYPES
+]
 Files = dict[str, bytes]
 
 
@@ -74,7 +78,7 @@ def assert_same_patch(old: Tensors, new: Tensors, codec: str) -> None:
 
 
 @every_codec
-@pytest.mark.parametrize("dtype", TORCH_TYPES)
+@pytest.mark.parametrize("dtype", [*COMMON_TYPES, *RARE_TYPES])
 def test_patches_of_every_type_are_the_hosts(
     dtype: str, codec: str, device: torch.device, calls: Calls
 ) -> None:
@@ -142,6 +146,7 @@ def test_ties_and_new_shapes_are_the_hosts(codec: str, device: torch.device) -> 
     assert on_device[0].tied == {"head": "w"}
 
 
+@pytest.mark.long
 def test_a_model_is_one_call_and_small_windows_give_the_same_bytes(
     device: torch.device, calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,7 +211,7 @@ def every_kind_of_float(n: int) -> torch.Tensor:
     return torch.from_numpy(bits.view(np.float32).copy())
 
 
-@pytest.mark.parametrize("name", ["bf16", "fp16"])
+@pytest.mark.parametrize("name", ["bf16", pytest.param("fp16", marks=pytest.mark.long)])
 def test_what_is_cast_on_a_device_is_what_torch_makes_there(
     name: str, device: torch.device, calls: Calls
 ) -> None:

@@ -100,6 +100,7 @@ def test_receivers_on_the_host_follow_a_trainer_on_a_device(
     assert encoded == [3, 2] * 3
 
 
+@pytest.mark.long
 def test_the_store_is_the_same_wherever_state_and_baseline_lie(
     device: torch.device,
 ) -> None:

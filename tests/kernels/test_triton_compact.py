@@ -30,7 +30,13 @@ if TYPE_CHECKING:
 
 NATIVE = NativeKernels()
 SIGNED = {1: np.uint8, 2: np.int16, 4: np.int32}
-DTYPES = ["BF16", "F16", "F32", "F8_E4M3", "F8_E5M2", "U8", "I16", "I32"]
+DTYPES = [
+    *("BF16", "F32", "F8_E4M3"),
+    *(
+        pytest.param(name, marks=pytest.mark.long)
+        for name in ("F16", "F8_E5M2", "U8", "I16", "I32")
+    ),
+]
 BUDGET = 1 << 26
 
 
@@ -196,7 +202,7 @@ def piece() -> tuple[Bits, Bits, EncodedPiece]:
     return old, new, encode_piece(old, new, dtype, n_threads=1)
 
 
-@pytest.mark.parametrize("place", [0.0, 0.1, 0.5, 0.9, 0.999])
+@pytest.mark.parametrize("place", [0.0, 0.5, 0.999])
 @pytest.mark.parametrize("bit", [0, 31])
 def test_a_flipped_bit_is_refused_or_decodes_as_on_the_cpu(
     place: float, bit: int, piece: tuple[Bits, Bits, EncodedPiece], device: torch.device
@@ -208,7 +214,7 @@ def test_a_flipped_bit_is_refused_or_decodes_as_on_the_cpu(
     assert_like_the_cpu(old, with_streams(coded, payload=words.view(np.uint8)), dtype, device)
 
 
-@pytest.mark.parametrize("head", [1 << 23, 0xFF << 24, 1 << 22, (1 << 21) - 1, 1 << 21, 0, 1])
+@pytest.mark.parametrize("head", [1 << 23, 0xFF << 24, 1 << 22, 1 << 21, 1])
 def test_a_false_head_is_refused_or_decodes_as_on_the_cpu(
     head: int, piece: tuple[Bits, Bits, EncodedPiece], device: torch.device
 ) -> None:

@@ -111,7 +111,16 @@ def assert_decoded(cases: list[Case], dtype: DType, device: torch.device) -> Non
         assert np.all(positions[1:] >= positions[:-1])
 
 
-@pytest.mark.parametrize("name", ["BF16", "F16", "F32", "F8_E4M3", "F8_E5M2", "U8", "I16", "I32"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("BF16", "F32", "U8"),
+        *(
+            pytest.param(name, marks=pytest.mark.long)
+            for name in ("F16", "F8_E4M3", "F8_E5M2", "I16", "I32")
+        ),
+    ],
+)
 def test_pieces_of_every_width_come_back(name: str, device: torch.device) -> None:
     dtype, rng = dtype_named(name), np.random.default_rng(1)
     cases = []
@@ -272,7 +281,9 @@ def frail() -> Case:
     return case(old, new, BF16, model_with({0: 1, 1: 2, 3: 1}, {0}, 115), 11)
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(n, marks=pytest.mark.long) for n in range(4, 12))]
+)
 def test_a_stream_that_was_tampered_with_is_refused_or_decodes_as_on_the_cpu(
     seed: int, frail: Case, device: torch.device
 ) -> None:

@@ -39,12 +39,17 @@ def mark(device: torch.device) -> torch.cuda.Event | None:
 
 
 @contextmanager
-def beside(device: torch.device, after: torch.cuda.Event | None) -> Iterator[None]:
-    """What is launched here comes after this moment, on a stream of its own."""
+def beside(
+    device: torch.device, after: torch.cuda.Event | None, *, is_urgent: bool = False
+) -> Iterator[None]:
+    """What is launched here comes after this moment, on a stream of its own.
+
+    What is urgent does not wait for all of a long kernel to be begun.
+    """
     if after is None:
         yield
         return
-    stream = _side_stream(device)
+    stream = _side_stream(device, -1 if is_urgent else 0)
     stream.wait_event(after)
     with torch.cuda.stream(stream):
         yield
@@ -66,7 +71,7 @@ def send_to_host(tensor: torch.Tensor, after: torch.cuda.Event | None = None) ->
         through.copy_(tensor, non_blocking=True)
         done = torch.cuda.Event()
         done.record(stream)
-    return Arriving(np.asarray(_Lent(memory, through)), done)
+    return Arriving(np.asarray(_Lent(memory, through, done)), done)
 
 
 def to_host(tensor: torch.Tensor) -> Any:
@@ -75,9 +80,8 @@ def to_host(tensor: torch.Tensor) -> Any:
 
 
 @cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """Before others: what is launched there is short, and would wait for the end of what is long."""
-    return torch.cuda.Stream(device, priority=-1)
+def _side_stream(device: torch.device, priority: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=priority)
 
 
 @cache
@@ -89,7 +93,8 @@ class _Pool:
     """Page-locked memory by size."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # Entered again where something is let go of while it is held.
+        self._lock = threading.RLock()
         self._free: dict[int, list[torch.Tensor]] = {}
         self._n_free_bytes = 0
 
@@ -117,7 +122,13 @@ _POOL = _Pool()
 class _Lent:
     """What an array over page-locked memory holds on to; the memory goes back when it is gone."""
 
-    def __init__(self, memory: torch.Tensor, part: torch.Tensor) -> None:
+    def __init__(self, memory: torch.Tensor, part: torch.Tensor, done: torch.cuda.Event) -> None:
         # The tensor's own array does not keep the tensor: it would not be told of its end.
         self.__array_interface__ = part.numpy().__array_interface__
-        weakref.finalize(self, _POOL.give_back, memory)
+        weakref.finalize(self, _give_back, memory, done).atexit = False
+
+
+def _give_back(memory: torch.Tensor, done: torch.cuda.Event) -> None:
+    """Not before the copy has ended: nobody may have waited for it, if something else failed."""
+    done.synchronize()
+    _POOL.give_back(memory)

@@ -64,7 +64,7 @@ class _Underway:
     def go_on(self) -> _Launched:
         """Begin everything else."""
         if self.launched is None and self.found is not None:
-            with beside(self.slab.cuts.device, self.listed):
+            with beside(self.slab.cuts.device, self.listed, is_urgent=True):
                 gathered = _gather(self.slab, self.found)
                 self.gathered = mark(self.slab.cuts.device)
                 self.launched = _push(self.slab, gathered)
