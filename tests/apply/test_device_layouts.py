@@ -23,6 +23,9 @@ from weightwire.kernels.triton import scatter  # noqa: E402
 from weightwire.model import dtype_named  # noqa: E402
 from weightwire.subscriber import State, Subscriber  # noqa: E402
 
+pytestmark = pytest.mark.long
+"""Interpreted, they take minutes."""
+
 
 @pytest.fixture(autouse=True)
 def _few_experts(monkeypatch: pytest.MonkeyPatch) -> None:

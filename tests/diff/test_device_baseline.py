@@ -27,6 +27,9 @@ pytest.importorskip("triton", reason="GPU kernels need triton")
 
 from weightwire.kernels.triton import scatter
 
+pytestmark = pytest.mark.long
+"""Interpreted, they take minutes; the tests of publishing go the same ways."""
+
 ANYWHERE: list[DeviceBaseline] = [None, True, False, 400]
 """With 400 bytes, the first matrix and the norm stay on the device, and the second does not."""
 anywhere = pytest.mark.parametrize("on_device", ANYWHERE)

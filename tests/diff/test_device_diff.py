@@ -38,7 +38,7 @@ pytest.importorskip("triton", reason="GPU kernels need triton")
 from weightwire.codec import device_pieces
 
 every_codec = pytest.mark.parametrize("codec", CODECS)
-COMMON_TYPES = ["bf16", "fp32"]
+COMMON_TYPES = ["bf16"]
 RARE_TYPES = [
     pytest.param(name, marks=pytest.mark.long) for name in TORCH_TYPES if name not in COMMON_TYPES
 ]
@@ -211,7 +211,8 @@ def every_kind_of_float(n: int) -> torch.Tensor:
     return torch.from_numpy(bits.view(np.float32).copy())
 
 
-@pytest.mark.parametrize("name", ["bf16", pytest.param("fp16", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["bf16", "fp16"])
 def test_what_is_cast_on_a_device_is_what_torch_makes_there(
     name: str, device: torch.device, calls: Calls
 ) -> None:

@@ -138,6 +138,7 @@ def test_what_failed_is_published_with_the_next_version(
     assert received(store, {}) == bits_of(state)
 
 
+@pytest.mark.long
 def test_an_advance_that_fails_is_made_good_by_the_next_publish(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

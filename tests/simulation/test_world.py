@@ -15,7 +15,13 @@ N_BLOCKS = 20
 SEEDS_PER_BLOCK = 50
 
 
-@pytest.mark.parametrize("block", range(N_BLOCKS))
+@pytest.mark.parametrize(
+    "block",
+    [
+        *range(N_BLOCKS // 2),
+        *(pytest.param(n, marks=pytest.mark.long) for n in range(N_BLOCKS // 2, N_BLOCKS)),
+    ],
+)
 def test_no_world_breaks_a_promise(
     block: int, record_property: Callable[[str, object], None]
 ) -> None:
