@@ -31,9 +31,7 @@ CASES = [
         dtype,
         codec,
         # In the interpreter, the compact codec takes its time.
-        marks=[pytest.mark.long]
-        if codec == "compact" and dtype != "bf16"
-        else [],
+        marks=[pytest.mark.long] if codec == "compact" and dtype != "bf16" else [],
     )
     for dtype in DTYPES
     for codec in ("compact", "plain")

@@ -80,7 +80,7 @@ def encoded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     assert sizes
 
 
-@pytest.mark.parametrize("codec", ["compact", "plain"])
+@pytest.mark.parametrize("codec", [pytest.param("compact", marks=pytest.mark.long), "plain"])
 def test_receivers_on_the_host_follow_a_trainer_on_a_device(
     codec: str, device: torch.device, encoded: list[int]
 ) -> None:

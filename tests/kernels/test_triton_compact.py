@@ -215,6 +215,7 @@ def piece() -> tuple[Bits, Bits, EncodedPiece]:
     return old, new, encode_piece(old, new, dtype, n_threads=1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("place", [0.0, pytest.param(0.5, marks=pytest.mark.long), 0.999])
 @pytest.mark.parametrize("bit", [pytest.param(0, marks=pytest.mark.long), 31])
 def test_a_flipped_bit_is_refused_or_decodes_as_on_the_cpu(

@@ -18,8 +18,8 @@ SEEDS_PER_BLOCK = 50
 @pytest.mark.parametrize(
     "block",
     [
-        *range(N_BLOCKS // 2),
-        *(pytest.param(n, marks=pytest.mark.long) for n in range(N_BLOCKS // 2, N_BLOCKS)),
+        *range(N_BLOCKS // 4),
+        *(pytest.param(n, marks=pytest.mark.long) for n in range(N_BLOCKS // 4, N_BLOCKS)),
     ],
 )
 def test_no_world_breaks_a_promise(
