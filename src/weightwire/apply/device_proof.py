@@ -12,7 +12,7 @@ from weightwire.codec.device_pieces import decode_pieces
 from weightwire.codec.patched import check_base_digest, check_target_digest
 from weightwire.codec.piece import EncodedPiece
 from weightwire.codec.record import Record
-from weightwire.digest import TensorDigest
+from weightwire.diff.device_digest import digests_of
 from weightwire.errors import CorruptStream, MalformedRecord
 from weightwire.model import Bits, DType
 
@@ -49,13 +49,6 @@ def proven_on_device(
     for record, digest, by in zip(records, found, moved, strict=True):
         check_target_digest(record.head, digest + by)
     return _changed_only(listed, scatter, olds)
-
-
-def digests_of(lanes: torch.Tensor) -> list[TensorDigest]:
-    """Digests as the rest of Weightwire has them; waits for them."""
-    from weightwire.kernels.triton.digest import lanes_of
-
-    return [TensorDigest(*each) for each in lanes_of(lanes)]
 
 
 def on_host(bits: torch.Tensor, dtype: DType) -> Bits:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from weightwire.codec.batch_bytes import model_bytes_of
+from weightwire.diff.device_digest import digests_of
 from weightwire.diff.device_streams import Filling, Moment
 from weightwire.diff.state import (
     StateReader,
@@ -172,7 +173,7 @@ class DeviceDiff:
 
     def _code(self, group: _Group) -> list[DeviceCoded]:
         from weightwire.codec.device_pieces import encode_pieces
-        from weightwire.kernels.triton.digest import digest_all, lanes_of
+        from weightwire.kernels.triton.digest import digest_all
 
         firsts = [span.first_index for span in group.spans]
         digests = digest_all([*group.olds, *group.news], [*firsts, *firsts])
@@ -185,7 +186,7 @@ class DeviceDiff:
             n_threads=self._n_threads,
         )
         # Both passes are through: from here on nothing on the device needs the group's memory.
-        lanes = [TensorDigest(*each) for each in lanes_of(digests)]
-        bases, targets = lanes[: len(pieces)], lanes[len(pieces) :]
+        found = digests_of(digests)
+        bases, targets = found[: len(pieces)], found[len(pieces) :]
         models = model_bytes_of(pieces)
         return [DeviceCoded(*each) for each in zip(pieces, models, bases, targets, strict=True)]

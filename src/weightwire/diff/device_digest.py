@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from weightwire.diff.state import StateReader, makes_device_bits, require_device_bits
-from weightwire.digest import piece_ranges
+from weightwire.digest import TensorDigest, piece_ranges
 
 if TYPE_CHECKING:
     import torch
@@ -34,6 +34,13 @@ def device_lanes(
                 yield from _digested(waiting)
                 n_made = 0
     yield from _digested(waiting)
+
+
+def digests_of(lanes: torch.Tensor) -> list[TensorDigest]:
+    """Digests as the rest of Weightwire has them; waits for them."""
+    from weightwire.kernels.triton.digest import lanes_of
+
+    return [TensorDigest(*each) for each in lanes_of(lanes)]
 
 
 def _digested(waiting: dict[torch.device, list[_Part]]) -> Iterator[tuple[str, int, int]]:

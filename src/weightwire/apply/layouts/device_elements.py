@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from weightwire.apply.device_proof import digests_of
 from weightwire.apply.device_staging import DeviceWrite
 from weightwire.apply.device_stream import SideStreams
 from weightwire.apply.layouts.device_casts import is_on_device, narrow, widen
@@ -16,6 +15,7 @@ from weightwire.apply.layouts.engine_memory import DeviceMemory
 from weightwire.apply.layouts.held_elements import bounded, digest_part, read_live
 from weightwire.apply.layouts.layout import Layout, Part
 from weightwire.apply.layouts.regions import Box
+from weightwire.diff.device_digest import digests_of
 from weightwire.digest import TensorDigest
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from weightwire.errors import CorruptStream, StopError
+from weightwire.errors import CorruptStream
 from weightwire.kernels.contract import Streams
 from weightwire.kernels.reference import EVENT_MASK
 from weightwire.kernels.triton.changes import DeviceChanges
@@ -22,6 +22,7 @@ from weightwire.kernels.triton.dense import count_dense, list_dense
 from weightwire.kernels.triton.directory import check_heads, check_padding, read_directory
 from weightwire.kernels.triton.downloads import beside, mark, to_host
 from weightwire.kernels.triton.launch import Bucket
+from weightwire.kernels.triton.memories import sizes_of
 from weightwire.kernels.triton.merge import merge_expected
 from weightwire.kernels.triton.models import DeviceModels, ModelArrays
 from weightwire.kernels.triton.pop import TROUBLES, Popped, pop_gaps
@@ -74,7 +75,7 @@ class _Decoder:
     def __init__(self, work: Work) -> None:
         self._work = work
         self._device = work.olds[0].device
-        sizes = _sizes(work.olds)
+        sizes = np.array(sizes_of(work.olds), dtype=np.int64)
         self._old: Bucket = _bucket(work.olds, sizes)
         self._directory = read_directory(work.streams, work.chunk_log2s, sizes)
         self._coded = np.flatnonzero(self._directory.is_coded)
@@ -193,20 +194,6 @@ class _Decoder:
         """Every piece's share."""
         sizes = self._directory.by_piece(counts).tolist()
         return zip(positions.split(sizes), bits.split(sizes), strict=True)
-
-
-def _sizes(olds: Sequence[torch.Tensor]) -> npt.NDArray[np.int64]:
-    """Their lengths, each of them asked once: to ask takes its time, and nothing runs before it."""
-    kind, number = olds[0].dtype, olds[0].get_device()
-    sizes = np.empty(len(olds), dtype=np.int64)
-    for at, old in enumerate(olds):
-        shape = old.shape
-        if old.dtype != kind or old.get_device() != number:
-            raise StopError("old bits are of one element type, on one device")
-        if len(shape) != 1 or not old.is_contiguous():
-            raise StopError("old bits are flat memory without gaps")
-        sizes[at] = shape[0]
-    return sizes
 
 
 def _bucket(olds: Sequence[torch.Tensor], sizes: npt.NDArray[np.int64]) -> Bucket:

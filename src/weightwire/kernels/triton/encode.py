@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,23 +19,20 @@ from weightwire.kernels.contract import Streams
 from weightwire.kernels.triton.arrange import arrange
 from weightwire.kernels.triton.assemble import join, room_for_payload, rows_of
 from weightwire.kernels.triton.collect import Segments, collect
-from weightwire.kernels.triton.downloads import Arriving, beside, mark, send_to_host
+from weightwire.kernels.triton.downloads import beside, mark
 from weightwire.kernels.triton.gather import MIN_STACK_ROOM, Gathered, gather
 from weightwire.kernels.triton.push import push
-from weightwire.kernels.triton.slabs import N_HELD, Slab, Work, in_slabs, split
+from weightwire.kernels.triton.slabs import (
+    Launched,
+    Slab,
+    Work,
+    in_slabs,
+    launched,
+    nothing,
+    split,
+)
 
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _Launched:
-    """A slab that is being coded: rows on their way to the host, a payload that waits on the device."""
-
-    rows: Arriving
-    """int32 [4, chunk]: heads, sizes, changes, and whether it must be coded again."""
-    payload: torch.Tensor
-    done: torch.cuda.Event | None
-    """When the payload is whole."""
 
 
 def encode_compact_all(works: Iterable[Work], *, budget_bytes: int) -> list[Streams]:
@@ -54,21 +49,21 @@ class _Underway:
         self.found: Segments | None = None
         self.listed: torch.cuda.Event | None = None
         self.gathered: torch.cuda.Event | None = None
-        self.launched: _Launched | None = None
+        self.launched: Launched | None = None
 
     def collect(self) -> None:
         """Begin the pass over memory."""
         self.found = collect(self.slab.cuts, self.slab.models, self.slab.dtype)
         self.listed = mark(self.slab.cuts.device)
 
-    def go_on(self) -> _Launched:
+    def go_on(self) -> Launched:
         """Begin everything else."""
         if self.launched is None and self.found is not None:
             with beside(self.slab.cuts.device, self.listed, is_urgent=True):
                 gathered = _gather(self.slab, self.found)
                 self.gathered = mark(self.slab.cuts.device)
                 self.launched = _push(self.slab, gathered)
-        return self.launched or _nothing(self.slab)
+        return self.launched or nothing(self.slab)
 
 
 class _Coder:
@@ -78,43 +73,35 @@ class _Coder:
     """
 
     def __init__(self) -> None:
-        self._held: deque[_Underway] = deque()
-        """Those whose records are there."""
+        self._last: _Underway | None = None
+        """Its records are there; with those of more slabs, slabs are shorter, and nothing is gained."""
 
     def launch(self, slab: Slab) -> _Underway:
         """Begin a slab; nothing is waited for."""
         underway = _Underway(slab)
         if slab.cuts.n_chunks:
-            if len(self._held) == N_HELD:
-                self._let_go(self._held.popleft())
+            self._let_go()
             underway.collect()
-            if self._held:
-                self._held[-1].go_on()
-            self._held.append(underway)
+            self._last = underway
         return underway
 
     def finish(self, underway: _Underway) -> dict[int, Streams]:
         """The pieces that could be coded, by number."""
-        for each in self._held:
-            each.go_on()
-        launched = underway.go_on()
-        heads, sizes, n_changed, is_short = launched.rows.wait()
-        words = send_to_host(launched.payload[: int(sizes.sum())], launched.done).wait()
+        if self._last is not None:
+            self._last.go_on()
+        (heads, sizes, n_changed, is_short), words = underway.go_on().wait()
         directory = np.stack([heads, sizes], axis=1).view(np.uint32)
         return split(underway.slab.cuts.chunk_counts, directory, sizes, n_changed, words, is_short)
 
-    def _let_go(self, oldest: _Underway) -> None:
-        """From here on its records' memory is the next ones': there is not room for more."""
-        oldest.go_on()
-        if oldest.gathered is not None:
-            device = oldest.slab.cuts.device
-            torch.cuda.current_stream(device).wait_event(oldest.gathered)
-        oldest.found = None
-
-
-def _nothing(slab: Slab) -> _Launched:
-    rows = torch.empty((4, 0), dtype=torch.int32, device=slab.cuts.device)
-    return _Launched(send_to_host(rows), rows[0], None)
+    def _let_go(self) -> None:
+        """From here on the last one's records are the next one's memory: there is room for one."""
+        if self._last is None:
+            return
+        self._last.go_on()
+        if self._last.gathered is not None:
+            device = self._last.slab.cuts.device
+            torch.cuda.current_stream(device).wait_event(self._last.gathered)
+        self._last.found = None
 
 
 def _gather(slab: Slab, found: Segments) -> Gathered:
@@ -123,13 +110,13 @@ def _gather(slab: Slab, found: Segments) -> Gathered:
     return gather(cuts, found, arranged, models, slab.dtype, n_listed, slab.step_bits)
 
 
-def _push(slab: Slab, gathered: Gathered) -> _Launched:
+def _push(slab: Slab, gathered: Gathered) -> Launched:
     cuts, n_room = slab.cuts, _stack_room(slab)
     stacks = push(gathered, slab.dtype, n_room)
     rows = rows_of(cuts, gathered, stacks, slab.dtype)
     n_words = room_for_payload(cuts.n_chunks, slab.n_listed, n_room)
     payload = join(cuts, gathered, stacks, rows, n_words, slab.dtype)
-    return _Launched(send_to_host(rows.told), payload, mark(cuts.device))
+    return launched(rows.told, payload)
 
 
 def _stack_room(slab: Slab) -> int:

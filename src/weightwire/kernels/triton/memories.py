@@ -23,7 +23,7 @@ class Memories:
         """
         if not olds or not news:
             raise StopError("no pieces")
-        sizes = [_check(olds), _check(news)]
+        sizes = [sizes_of(olds), sizes_of(news)]
         if sizes[0] != sizes[1]:
             raise StopError("old and new have different lengths")
         if olds[0].element_size() != news[0].element_size() or olds[0].device != news[0].device:
@@ -39,8 +39,12 @@ class Memories:
         self.alignment = VECTOR_BYTES if is_aligned else self.n_bytes
 
 
-def _check(memories: Sequence[torch.Tensor]) -> list[int]:
-    """Their lengths, in elements."""
+def sizes_of(memories: Sequence[torch.Tensor]) -> list[int]:
+    """Their lengths, in elements.
+
+    Raises:
+        StopError: memories of different types or devices, or with gaps.
+    """
     first, sizes = memories[0], []
     kind, device = first.dtype, first.get_device()
     for memory in memories:

@@ -7,7 +7,7 @@ changes as places and bits, as a bitmap and bits, or as all its bits, whichever 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +21,18 @@ from weightwire.kernels.reference import PLAIN_BITMAP, PLAIN_DENSE, PLAIN_SPARSE
 from weightwire.kernels.triton.arrange import load_records, lowest
 from weightwire.kernels.triton.collect import GROUP, Segments, collect, count_bits
 from weightwire.kernels.triton.cuts import MAX_SEGMENT_LOG2, Cuts
-from weightwire.kernels.triton.downloads import Arriving, mark, send_to_host
 from weightwire.kernels.triton.launch import TRITON_BITS, memory_at
 from weightwire.kernels.triton.memories import Memories
 from weightwire.kernels.triton.models import arrays_of
-from weightwire.kernels.triton.slabs import Slab, Work, in_slabs, split
+from weightwire.kernels.triton.slabs import (
+    Launched,
+    Slab,
+    Work,
+    in_slabs,
+    launched,
+    nothing,
+    split,
+)
 from weightwire.model import DType
 
 _ALL_ALIKE = ClassModel(0, (0,) * N_CLASSES, (False,) * N_CLASSES, (ONE_STEP,) * N_CLASSES)
@@ -34,17 +41,6 @@ _DENSE_BLOCK = 512
 _CHUNK_LOG2 = MAX_SEGMENT_LOG2
 """A chunk is a segment."""
 SPARSE, BITMAP = tl.constexpr(PLAIN_SPARSE), tl.constexpr(PLAIN_BITMAP)
-
-
-@dataclass(frozen=True)
-class _Launched:
-    """A slab under way: its rows are on their way to the host, its payload waits on the device."""
-
-    slab: Slab
-    rows: Arriving
-    """int32 [4, chunk]: heads, sizes, changes, and whether it must be coded again."""
-    payload: torch.Tensor
-    done: torch.cuda.Event | None
 
 
 def encode_plain_all(
@@ -68,11 +64,10 @@ def encode_plain_all(
     return in_slabs([work], budget_bytes, _launch, _finish, _too_crowded)
 
 
-def _launch(slab: Slab) -> _Launched:
+def _launch(slab: Slab) -> tuple[Slab, Launched]:
     cuts, dtype = slab.cuts, slab.dtype
     if not cuts.n_chunks:
-        nothing = torch.empty((4, 0), dtype=torch.int32, device=cuts.device)
-        return _Launched(slab, send_to_host(nothing), nothing[0], None)
+        return slab, nothing(slab)
     found = collect(cuts, slab.models, dtype)
     before = found.n_listed.cumsum(0, dtype=torch.int64)
     piece = cuts.segment_piece.long()
@@ -83,14 +78,14 @@ def _launch(slab: Slab) -> _Launched:
     heads, sizes = _rows(n_elements, n_changed, dtype.n_bytes)
     payload = _write(slab, found, heads, sizes)
     told = torch.stack([heads, sizes, n_changed.int(), is_crowded.int()])
-    return _Launched(slab, send_to_host(told), payload, mark(cuts.device))
+    return slab, launched(told, payload)
 
 
-def _finish(launched: _Launched) -> dict[int, Streams]:
-    heads, sizes, n_changed, is_crowded = launched.rows.wait()
-    words = send_to_host(launched.payload[: int(sizes.sum())], launched.done).wait()
+def _finish(begun: tuple[Slab, Launched]) -> dict[int, Streams]:
+    slab, coding = begun
+    (heads, sizes, n_changed, is_crowded), words = coding.wait()
     directory = heads.view(np.uint32).reshape(-1, 1)
-    return split(launched.slab.cuts.chunk_counts, directory, sizes, n_changed, words, is_crowded)
+    return split(slab.cuts.chunk_counts, directory, sizes, n_changed, words, is_crowded)
 
 
 def _rows(

@@ -15,19 +15,18 @@ from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from weightwire.kernels.contract import Streams
 from weightwire.kernels.triton.collect import GROUP_ELEMENTS
 from weightwire.kernels.triton.cuts import Cuts, cut
+from weightwire.kernels.triton.downloads import Arriving, mark, send_to_host
 from weightwire.kernels.triton.memories import Memories
 from weightwire.kernels.triton.models import DeviceModels, ModelArrays
 from weightwire.model import DType
 
 _LOG = logging.getLogger(__name__)
-_Launched = TypeVar("_Launched")
-
-N_HELD = 1
-"""Slabs whose records are there at a time; with more, slabs are shorter, and nothing is gained."""
+_Begun = TypeVar("_Begun")
 
 _MARGIN = 1.15
 """Room for so many times as many elements as a sample has listed: changes are no even rain."""
@@ -36,8 +35,8 @@ _MORE = 4.0
 _MORE_RATE = 0.001
 """So many times that much, and some more, for pieces that had too little; then room for everything."""
 
-_RECORD_BYTES = N_HELD * 6 * 1.25
-"""A record and its marks, and what a segment sets aside beyond what is likely; of as many slabs."""
+_RECORD_BYTES = 6 * 1.25
+"""A record and its marks, and what a segment sets aside beyond what is likely."""
 
 _LISTED_BYTES = 13
 """An event, a symbol, and its share of a stack."""
@@ -74,8 +73,8 @@ class Work:
 def in_slabs(
     works: Iterable[Work],
     budget_bytes: int,
-    launch: Callable[[Slab], _Launched],
-    finish: Callable[[_Launched], dict[int, Streams]],
+    launch: Callable[[Slab], _Begun],
+    finish: Callable[[_Begun], dict[int, Streams]],
     on_host: Callable[[Work, int], Streams],
 ) -> list[Streams]:
     """Code every piece: ``launch`` waits for nothing, ``finish`` gives what could be coded, by number.
@@ -105,10 +104,10 @@ def in_slabs(
 def _begin(
     work: Work,
     slabs: Sequence[slice],
-    launch: Callable[[Slab], _Launched],
+    launch: Callable[[Slab], _Begun],
     *,
     is_roomy: bool = False,
-) -> list[tuple[slice, _Launched]]:
+) -> list[tuple[slice, _Begun]]:
     memories = work.memories
     models = DeviceModels(work.models, work.dtype, memories.device)
     rates = np.ones(len(memories.sizes)) if is_roomy else _MARGIN * work.rates
@@ -123,7 +122,7 @@ def _begin(
 
 
 def _finish(
-    slabs: Sequence[tuple[slice, _Launched]], finish: Callable[[_Launched], dict[int, Streams]]
+    slabs: Sequence[tuple[slice, _Begun]], finish: Callable[[_Begun], dict[int, Streams]]
 ) -> dict[int, Streams]:
     """What could be coded, by number in its work."""
     return {
@@ -167,6 +166,34 @@ class Slab:
             return 96
         is_float = bool(self.dtype.key_mask)
         return 3 + (max(0, self.dtype.key_shift - 7) if is_float else 8 * self.dtype.n_bytes)
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A slab that is being coded: rows on their way to the host, a payload that waits on the device."""
+
+    rows: Arriving
+    """int32 [4, chunk]: heads, sizes, changes, and whether it must be coded again."""
+    payload: torch.Tensor
+    done: torch.cuda.Event | None
+    """When the payload is whole."""
+
+    def wait(self) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+        """The rows, and the words that they speak of."""
+        rows: npt.NDArray[np.int32] = self.rows.wait()
+        words = send_to_host(self.payload[: int(rows[1].sum())], self.done).wait()
+        return rows, words
+
+
+def launched(told: torch.Tensor, payload: torch.Tensor) -> Launched:
+    """A slab whose last kernel was just launched; ``told`` are its rows."""
+    return Launched(send_to_host(told), payload, mark(told.device))
+
+
+def nothing(slab: Slab) -> Launched:
+    """What comes of a slab without chunks."""
+    rows = torch.empty((4, 0), dtype=torch.int32, device=slab.cuts.device)
+    return Launched(send_to_host(rows), rows[0], None)
 
 
 def split(

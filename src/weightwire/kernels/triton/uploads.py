@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from weightwire.kernels import kernels
+from weightwire.kernels.triton.downloads import mark
 
 _TABLE_BYTES = 16
 """Tables in one memory begin at multiples of this."""
@@ -50,7 +51,7 @@ class Sending:
     def __init__(self, n_words: int, device: torch.device) -> None:
         # Never empty: a kernel may look at the first word of nothing.
         self._words = torch.empty(n_words + 1, dtype=torch.int32, device=device)
-        self._has_room = _mark(device)
+        self._has_room = mark(device)
         self._n_words = n_words
 
     def send(self, parts: Sequence[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint32]:
@@ -80,11 +81,6 @@ class Sending:
             device = self._words.device
             torch.cuda.current_stream(device).wait_stream(_copy_stream(device))
         return self._words
-
-
-def _mark(device: torch.device) -> torch.cuda.Event | None:
-    """This moment in the current stream."""
-    return None if device.type == "cpu" else torch.cuda.current_stream(device).record_event()
 
 
 @cache
