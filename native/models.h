@@ -20,6 +20,7 @@ struct ModelRow {
     uint8_t *log2_weights, *expected, *n_tokens, *first_token;  // one entry per class
     uint16_t* frequencies;                                      // n_tokens per class, zeros at first
     uint8_t* chunk_log2;
+    int64_t* n_listed;  // elements of the sample that changed or are expected to
 };
 
 // What the sample shows of a class.
@@ -67,12 +68,14 @@ class ModelBuilder {
         for (int c = 0; c < n_classes; c++) classes_[c] = count(by_token + c * n_tokens, n_elements[c]);
         int weights[n_classes];
         find_weights(weights);
+        *row.n_listed = 0;
         for (int c = 0; c < n_classes; c++) {
             const int like = nearest_present(c);
             const bool is_last = c == n_classes - 1;  // always of weight 1 and never expected to change
             row.log2_weights[c] = is_last ? 0 : uint8_t(weights[like]);
             row.expected[c] = is_last ? 0 : classes_[like].expected();
             put_table(by_token + like * n_tokens, classes_[like], c, row);
+            *row.n_listed += row.expected[c] ? classes_[c].n_elements : classes_[c].n_changed;
         }
         *row.chunk_log2 = chunk_log2();
     }

@@ -511,8 +511,9 @@ void bind_width(nb::module_& m, const char* name) {
 
 // ------------------------------------------------------------------------------------------------- models
 
-// Log2 weights, expected, table sizes, first tokens, frequencies, chunk sizes.
-using ModelArrays = std::tuple<Out<uint8_t>, Out<uint8_t>, Out<uint8_t>, Out<uint8_t>, Out<uint16_t>, Out<uint8_t>>;
+// Log2 weights, expected, table sizes, first tokens, frequencies, chunk sizes, listed elements.
+using ModelArrays =
+    std::tuple<Out<uint8_t>, Out<uint8_t>, Out<uint8_t>, Out<uint8_t>, Out<uint16_t>, Out<uint8_t>, Out<int64_t>>;
 
 // The models of many pieces, each from 16 counts of elements and 16 * 128 of changes by token.
 template <class Count>
@@ -524,6 +525,7 @@ ModelArrays build_models(In<Count> by_class, In<int64_t> n_by_class, uint32_t ma
         throw std::invalid_argument("counts by class have the wrong shape");
     Array<uint8_t> weights(n * n_classes), expected(n * n_classes), sizes(n * n_classes), firsts(n * n_classes), chunks(n);
     Array<uint16_t> frequencies(n * table);
+    Array<int64_t> listed(n);
     {
         nb::gil_scoped_release release;
         run_jobs((n + slice - 1) / slice, n_threads, [&] {
@@ -534,13 +536,13 @@ ModelArrays build_models(In<Count> by_class, In<int64_t> n_by_class, uint32_t ma
                     const size_t at = p * n_classes;
                     builder.build(by_class.data() + p * table, n_by_class.data() + at,
                                   {&weights.data[at], &expected.data[at], &sizes.data[at], &firsts.data[at], rows,
-                                   &chunks.data[p]});
+                                   &chunks.data[p], &listed.data[p]});
                 }
             };
         });
     }
-    return {weights.to_numpy(), expected.to_numpy(),    sizes.to_numpy(),
-            firsts.to_numpy(),  frequencies.to_numpy(), chunks.to_numpy()};
+    return {weights.to_numpy(), expected.to_numpy(),    sizes.to_numpy(), firsts.to_numpy(),
+            frequencies.to_numpy(), chunks.to_numpy(), listed.to_numpy()};
 }
 
 }  // namespace ww

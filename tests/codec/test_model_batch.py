@@ -21,7 +21,7 @@ from weightwire.codec.classes import (
 from weightwire.codec.model_batch import MAX_COUNT, ModelBatch, build_models
 from weightwire.codec.model_bytes import model_bytes
 from weightwire.errors import StopError
-from weightwire.kernels.contract import N_CLASSES, N_TOKENS, Survey
+from weightwire.kernels.contract import N_CLASSES, N_TOKENS, ClassModel, Survey
 from weightwire.kernels.steps import max_token
 from weightwire.model import _DTYPES, DType, dtype_named
 
@@ -83,13 +83,23 @@ def batch_of(surveys: list[Survey], dtype: DType, n_threads: int = 2) -> ModelBa
     )
 
 
+def n_listed(survey: Survey, model: ClassModel) -> int:
+    n_elements = sums_by_class(survey.n_by_key, model.base_key)
+    n_changed = sums_by_class(survey.n_changed_by_key_token, model.base_key).sum(axis=1)
+    return int(np.where(model.expected, n_elements, n_changed).sum())
+
+
 def assert_same_models(surveys: list[Survey], dtype: DType) -> None:
     batch = batch_of(surveys, dtype)
     assert len(batch) == len(surveys)
     assert [batch.model(i) for i in range(len(batch))] == [build_model(s, dtype) for s in surveys]
     assert batch.chunk_log2.tolist() == [choose_chunk_log2(s) for s in surveys]
-    assert batch_bytes(batch, range(len(batch))) == [
+    assert batch_bytes(batch, np.arange(len(batch))) == [
         model_bytes(batch.model(i), int(batch.chunk_log2[i])) for i in range(len(batch))
+    ]
+    assert batch.n_listed.tolist() == [
+        n_listed(s, model)
+        for s, model in zip(surveys, map(batch.model, range(len(batch))), strict=True)
     ]
     past = np.arange(N_TOKENS) >= batch.n_tokens[:, :, None]
     assert not batch.frequencies[past].any()

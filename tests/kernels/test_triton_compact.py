@@ -17,7 +17,9 @@ from weightwire.model import Bits, DType, dtype_named
 
 pytest.importorskip("triton", reason="triton is not installed: nothing to compare with")
 
+from weightwire.codec.batch_bytes import model_bytes_of
 from weightwire.codec.device_pieces import decode_pieces, encode_pieces
+from weightwire.codec.model_bytes import model_bytes
 from weightwire.kernels.triton.encode import encode_compact_all
 from weightwire.kernels.triton.memories import Memories
 from weightwire.kernels.triton.models import arrays_of
@@ -162,7 +164,11 @@ def test_pieces_that_go_ahead_give_the_bytes_of_all_pieces_at_once(
     pairs = [(old, changed(rng, old, 0.02)) for old in [weights(rng, 900, dtype) for _ in range(3)]]
     olds, news = ([on(device, bits) for bits in side] for side in zip(*pairs, strict=True))
     coded = encode_pieces(olds, news, dtype, budget_bytes=BUDGET)
-    assert coded[0].models is not coded[1].models
+    assert coded[0].models is coded[1].models
+    assert coded[1].models is not coded[2].models
+    assert model_bytes_of(coded) == [
+        model_bytes(piece.model, piece.chunk_log2) for piece in coded if piece.model is not None
+    ]
     for (old, new), piece in zip(pairs, coded, strict=True):
         assert_same(piece.streams, encode_piece(old, new, dtype, n_threads=1).streams)
     mixed = [1, 0, 2]

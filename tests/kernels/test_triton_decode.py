@@ -87,7 +87,8 @@ def decode(cases: list[Case], dtype: DType, device: torch.device) -> list[Device
     models = [each.piece.model for each in cases if each.piece.model is not None]
     chunk_log2s = np.array([each.piece.chunk_log2 for each in cases], dtype=np.int64)
     streams = [each.piece.streams for each in cases]
-    return decode_compact_all(Work(olds, streams, arrays_of(models), chunk_log2s, dtype))
+    sizes = [len(each.old) for each in cases]
+    return decode_compact_all(Work(olds, sizes, streams, arrays_of(models), chunk_log2s, dtype))
 
 
 def decode_on_cpu(each: Case, dtype: DType) -> tuple[Bits, int]:
@@ -246,7 +247,7 @@ def test_memory_that_is_not_aligned_is_read_all_the_same(device: torch.device) -
     memory = torch.zeros(len(old) + 1, dtype=torch.int16, device=device)
     memory[1:] = torch.from_numpy(old.view(np.int16)).to(device)
     assert each.piece.model is not None
-    work = Work([memory[1:]], [each.piece.streams], arrays_of([each.piece.model]),
+    work = Work([memory[1:]], [len(old)], [each.piece.streams], arrays_of([each.piece.model]),
                 np.array([each.piece.chunk_log2]), BF16)  # fmt: skip
     (found,) = decode_compact_all(work)
     written = old.copy()

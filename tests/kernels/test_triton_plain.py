@@ -16,6 +16,7 @@ from weightwire.model import Bits, dtype_named
 pytest.importorskip("triton", reason="triton is not installed: nothing to compare with")
 
 from weightwire.kernels.triton.cuts import MAX_SEGMENT_LOG2
+from weightwire.kernels.triton.memories import Memories
 from weightwire.kernels.triton.plain_decode import decode_plain_all
 from weightwire.kernels.triton.plain_encode import encode_plain_all
 
@@ -52,7 +53,7 @@ def test_bytes_and_changes_are_those_of_the_reference(
     rates = np.array([density for _, density in cases])
     dtype = dtype_named(name)
     olds, news = ([on(device, bits) for bits in side] for side in zip(*pairs, strict=True))
-    coded = encode_plain_all(olds, news, dtype, rates, budget_bytes=1 << 26)
+    coded = encode_plain_all(Memories(olds, news), dtype, rates, budget_bytes=1 << 26)
     for (old, new), each in zip(pairs, coded, strict=True):
         wanted = NATIVE.encode_plain(old, new, 1)
         assert each.directory.tolist() == wanted.directory.tolist()
@@ -78,7 +79,7 @@ def test_a_piece_with_more_changes_than_its_sample_foretold_is_coded_again(
     old, new = pair(9000, 0.6, 2, 1)
     dtype = dtype_named("BF16")
     (coded,) = encode_plain_all(
-        [on(device, old)], [on(device, new)], dtype, np.zeros(1), budget_bytes=0
+        Memories([on(device, old)], [on(device, new)]), dtype, np.zeros(1), budget_bytes=0
     )
     assert coded.payload.tobytes() == NATIVE.encode_plain(old, new, 1).payload.tobytes()
 

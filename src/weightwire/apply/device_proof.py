@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -70,10 +69,7 @@ def _decoded(records: Sequence[Record], olds: Sequence[torch.Tensor]) -> list[De
 
 def _piece(record: Record) -> EncodedPiece:
     try:
-        piece = record.piece()
-        # A bucket's bytes are read-only, and begin anywhere: torch takes neither well.
-        streams = replace(piece.streams, payload=piece.streams.payload.copy())
-        return replace(piece, streams=streams)
+        return record.piece()
     except MalformedRecord as error:
         raise MalformedRecord(
             f"tensor {record.head.key!r}: {error}; fetch the patch again"

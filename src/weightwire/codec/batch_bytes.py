@@ -6,7 +6,7 @@ each piece: for a large model as long as the GPU takes to code it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,15 +28,16 @@ _AT_ONCE = 256
 
 
 def model_bytes_of(pieces: Sequence[DevicePiece]) -> list[bytes]:
-    """The model of each of some pieces that were coded together; empty for the plain codec."""
-    models = pieces[0].models if pieces else None
-    if models is None:
+    """The model of each of some pieces of one codec; empty for the plain one."""
+    from weightwire.codec.device_pieces import runs_of
+
+    if not pieces or pieces[0].models is None:
         return [b""] * len(pieces)
-    numbers = [piece.number for piece in pieces]
     made = [
         each
-        for first in range(0, len(numbers), _AT_ONCE)
-        for each in batch_bytes(models, numbers[first : first + _AT_ONCE])
+        for models, at in runs_of(pieces)
+        for numbers in _few(np.arange(len(models))[at])
+        for each in batch_bytes(models, numbers)
     ]
     return [
         model if _is_used(piece) else model_bytes(UNUSED_MODEL, piece.chunk_log2)
@@ -44,9 +45,13 @@ def model_bytes_of(pieces: Sequence[DevicePiece]) -> list[bytes]:
     ]
 
 
-def batch_bytes(models: ModelBatch, numbers: Sequence[int]) -> list[bytes]:
+def _few(numbers: npt.NDArray[np.intp]) -> Iterator[npt.NDArray[np.intp]]:
+    for first in range(0, len(numbers), _AT_ONCE):
+        yield numbers[first : first + _AT_ONCE]
+
+
+def batch_bytes(models: ModelBatch, at: npt.NDArray[np.intp]) -> list[bytes]:
     """Some models of a batch, each padded to whole words."""
-    at = np.array(numbers, dtype=np.intp)
     heads, (tables, is_told) = _heads(models, at), _tables(models, at)
     found = []
     for head, table, told in zip(heads, tables, is_told, strict=True):

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +25,7 @@ if TYPE_CHECKING:
     from weightwire.kernels.triton.survey import SurveyBatch
 
 
-@dataclass(frozen=True)
-class DevicePiece:
+class DevicePiece(NamedTuple):
     """A coded piece: streams on the host, and how they were coded."""
 
     n_elements: int
@@ -72,26 +70,23 @@ def encode_pieces(
     Raises:
         StopError: there is no codec of this name.
     """
+    from weightwire.kernels.triton.downloads import mark
     from weightwire.kernels.triton.encode import encode_compact_all
 
     if codec not in CODECS:
         raise StopError(f"no codec {codec!r}; choose one of: {', '.join(CODECS)}")
     if not olds:
         return []
-    # All samples are counted before the first is waited for.
-    surveyed = [_Surveyed(olds[part], news[part], dtype) for part in _parts(olds)]
     if codec == "plain":
-        return [
-            piece
-            for each in surveyed
-            for piece in _encode_plain(each, dtype, budget_bytes)
-        ]  # fmt: skip
+        return _encode_plain(olds, news, dtype, budget_bytes)
     batches: list[ModelBatch] = []
 
     def works() -> Iterator[Work]:
-        for each in surveyed:
-            batches.append(each.models(dtype, thread_count(n_threads)))
-            yield each.work(dtype, batches[-1])
+        given = mark(olds[0].device)
+        for part in _parts(olds):
+            surveyed = _Surveyed(olds[part], news[part], dtype, given)
+            batches.append(surveyed.models(dtype, thread_count(n_threads)))
+            yield surveyed.work(dtype, batches[-1])
 
     coded = encode_compact_all(works(), budget_bytes=budget_bytes)
     numbered = [(models, number) for models in batches for number in range(len(models))]
@@ -104,13 +99,13 @@ def encode_pieces(
 _WHOLE_ELEMENTS = 1 << 28
 """Up to so many elements, all pieces begin together."""
 
-_FIRST_PARTS = 5
-"""Of more, a part goes ahead: the device works on it while the host deals with the others' models."""
+_FIRST_SHARE = 0.45
+"""Of more, so much goes ahead: the device works on it while the host deals with the others' models."""
 
 
 def _parts(olds: Sequence[torch.Tensor]) -> list[slice]:
     ends = np.cumsum([old.numel() for old in olds])
-    first = int(np.searchsorted(ends, ends[-1] // _FIRST_PARTS)) + 1
+    first = int(np.searchsorted(ends, _FIRST_SHARE * ends[-1])) + 1
     if ends[-1] <= _WHOLE_ELEMENTS or first >= len(olds):
         return [slice(0, len(olds))]
     return [slice(0, first), slice(first, len(olds))]
@@ -120,26 +115,30 @@ class _Surveyed:
     """Some pieces whose samples are being counted."""
 
     def __init__(
-        self, olds: Sequence[torch.Tensor], news: Sequence[torch.Tensor], dtype: DType
+        self,
+        olds: Sequence[torch.Tensor],
+        news: Sequence[torch.Tensor],
+        dtype: DType,
+        given: torch.cuda.Event | None,
     ) -> None:
-        """Begin to count."""
-        from weightwire.kernels.triton.downloads import send_to_host
+        """Begin to count, beside what was begun since both states were ``given``."""
+        from weightwire.kernels.triton.downloads import beside, send_to_host
         from weightwire.kernels.triton.memories import Memories
         from weightwire.kernels.triton.survey import survey_memories
 
         self.memories = Memories(olds, news)
-        self._batch = survey_memories(self.memories, dtype)
-        self._changed = send_to_host(self._batch.n_changed.sum(dim=2))
-        self._counts = send_to_host(self._batch.counts)
+        with beside(self.memories.device, given, "survey", is_urgent=True):
+            self._batch = survey_memories(self.memories, dtype)
+            self._counts = send_to_host(self._batch.counts)
 
     @cached_property
-    def counted(self) -> SurveyBatch:
+    def _counted(self) -> SurveyBatch:
         """What was found, in the host's memory."""
         return self._batch.on_host(self._counts.wait())
 
     def models(self, dtype: DType, n_threads: int) -> ModelBatch:
         """How to code them."""
-        found = self.counted
+        found = self._counted
         by_class, by_token = found.n_by_class.numpy(), found.n_changed.numpy()
         return build_models(found.base_key.numpy(), by_class, by_token, dtype, n_threads)
 
@@ -147,30 +146,36 @@ class _Surveyed:
         """What the encoder is told of them."""
         from weightwire.kernels.triton.slabs import Work
 
-        by_class = self.counted.n_by_class.numpy()
-        listed = np.where(models.expected, by_class, self._changed.wait()).sum(axis=1)
-        rates = listed / np.maximum(by_class.sum(axis=1), 1)
+        n_sampled = self._counted.n_by_class.numpy().sum(axis=1)
+        rates = models.n_listed / np.maximum(n_sampled, 1)
         chunk_log2s = models.chunk_log2.astype(np.int64)
         return Work(self.memories, dtype, _batch_arrays(models), chunk_log2s, rates)
 
-    def rates(self) -> npt.NDArray[np.float64]:
-        """How much of each piece's sample changed."""
-        sampled = np.maximum(self.counted.n_by_class.numpy().sum(axis=1), 1)
-        rates: npt.NDArray[np.float64] = self._changed.wait().sum(axis=1) / sampled
-        return rates
 
-
-def _encode_plain(surveyed: _Surveyed, dtype: DType, budget_bytes: int) -> list[DevicePiece]:
+def _encode_plain(
+    olds: Sequence[torch.Tensor], news: Sequence[torch.Tensor], dtype: DType, budget_bytes: int
+) -> list[DevicePiece]:
+    from weightwire.kernels.triton.downloads import to_host
+    from weightwire.kernels.triton.memories import Memories
     from weightwire.kernels.triton.plain_encode import encode_plain_all
+    from weightwire.kernels.triton.survey import survey_memories
 
-    memories = surveyed.memories
-    coded = encode_plain_all(
-        memories.olds, memories.news, dtype, surveyed.rates(), budget_bytes=budget_bytes
-    )
+    memories = Memories(olds, news)
+    found = survey_memories(memories, dtype)
+    changed, sampled = to_host(_sums(found.n_changed, found.n_by_class))
+    rates = changed / np.maximum(sampled, 1)
+    coded = encode_plain_all(memories, dtype, rates, budget_bytes=budget_bytes)
     return [
         DevicePiece(old.numel(), streams, None, number)
-        for number, (old, streams) in enumerate(zip(memories.olds, coded, strict=True))
+        for number, (old, streams) in enumerate(zip(olds, coded, strict=True))
     ]
+
+
+def _sums(*by_piece: torch.Tensor) -> torch.Tensor:
+    """Each one's sums over everything but pieces."""
+    import torch
+
+    return torch.stack([values.flatten(1).sum(dim=1) for values in by_piece])
 
 
 def decode_pieces(
@@ -189,10 +194,10 @@ def decode_pieces(
         raise StopError("pieces of both codecs; decode them apart")
     found = _decode_plain(olds, pieces, dtype) if is_plain.pop() else _decode(olds, pieces, dtype)
     for changes, piece in zip(found, pieces, strict=True):
-        if changes.n_changed != piece.streams.n_changed:
+        announced = piece.streams.n_changed
+        if changes.n_changed != announced:
             raise CorruptStream(
-                f"{changes.n_changed} changes decoded where"
-                f" {piece.streams.n_changed} were announced"
+                f"{changes.n_changed} changes decoded where {announced} were announced"
             )
     return found
 
@@ -215,25 +220,39 @@ def _decode(
 ) -> list[DeviceChanges]:
     from weightwire.kernels.triton.decode import Work, decode_compact_all
 
-    if any(piece.n_elements != old.numel() for old, piece in zip(olds, pieces, strict=True)):
-        raise StopError("a compact piece is decoded against its old bits, all of them")
+    n_elements = [piece.n_elements for piece in pieces]
     streams = [piece.streams for piece in pieces]
-    chunk_log2s = np.array([piece.chunk_log2 for piece in pieces], dtype=np.int64)
-    return decode_compact_all(Work(olds, streams, _arrays(pieces), chunk_log2s, dtype))
+    models, chunk_log2s = _models(pieces)
+    return decode_compact_all(Work(olds, n_elements, streams, models, chunk_log2s, dtype))
 
 
-def _arrays(pieces: Sequence[EncodedPiece | DevicePiece]) -> ModelArrays:
-    """All models in one; those of pieces that were coded together are so already."""
+def _models(
+    pieces: Sequence[EncodedPiece | DevicePiece],
+) -> tuple[ModelArrays, npt.NDArray[np.int64]]:
+    """All models in one, and chunk sizes; models of pieces that were coded together are so already."""
     from weightwire.kernels.triton.models import arrays_of, joined
 
+    if not all(isinstance(piece, DevicePiece) for piece in pieces):
+        models = [piece.model for piece in pieces if piece.model is not None]
+        return arrays_of(models), np.array([p.chunk_log2 for p in pieces], dtype=np.int64)
+    runs = runs_of([piece for piece in pieces if isinstance(piece, DevicePiece)])
+    log2s = [models.chunk_log2[at] for models, at in runs]
+    arrays = joined([_batch_arrays(models).some(at) for models, at in runs])
+    return arrays, np.concatenate(log2s).astype(np.int64)
+
+
+def runs_of(
+    pieces: Sequence[DevicePiece],
+) -> list[tuple[ModelBatch, slice | npt.NDArray[np.intp]]]:
+    """Where the models of compact pieces are: in which batches, and there at which numbers."""
     runs: list[tuple[ModelBatch, list[int]]] = []
     for piece in pieces:
-        if not isinstance(piece, DevicePiece) or piece.models is None:
-            return arrays_of([each.model for each in pieces if each.model is not None])
+        if piece.models is None:
+            raise StopError("a plain piece has no model")
         if not runs or runs[-1][0] is not piece.models:
             runs.append((piece.models, []))
         runs[-1][1].append(piece.number)
-    return joined([_batch_arrays(models).some(_slice_of(at)) for models, at in runs])
+    return [(models, _slice_of(numbers)) for models, numbers in runs]
 
 
 def _slice_of(numbers: list[int]) -> slice | npt.NDArray[np.intp]:

@@ -24,6 +24,8 @@ from weightwire.model import DType
 MAX_COUNT = (1 << 30) - 1
 """Most elements a class may count: products of four such numbers still fit 128 bits."""
 
+_MODELS_PER_THREAD = 64
+
 _Counts = npt.NDArray[np.signedinteger]
 _Bytes = npt.NDArray[np.uint8]
 
@@ -42,6 +44,8 @@ class ModelBatch:
     """[pieces, classes, tokens], counted from the class's first token; zeros past its last."""
     chunk_log2: _Bytes
     """[pieces]"""
+    n_listed: npt.NDArray[np.int64]
+    """[pieces]: elements of the sample that changed, or are expected to."""
 
     def __len__(self) -> int:
         return len(self.base_keys)
@@ -100,10 +104,12 @@ def _native_batch(
     by_class = np.ascontiguousarray(n_by_class, dtype=np.int64).ravel()
     by_token = np.ascontiguousarray(n_changed).ravel()
     try:
-        arrays = native.build_models(by_token, by_class, last_token, n_threads)
+        # To start a thread takes longer than a few models.
+        n_threads = min(n_threads, -(-len(base_keys) // _MODELS_PER_THREAD))
+        arrays = native.build_models(by_token, by_class, last_token, max(n_threads, 1))
     except ValueError as error:
         raise StopError(str(error)) from None
-    log2_weights, expected, n_tokens, first_token, frequencies, chunk_log2 = arrays
+    log2_weights, expected, n_tokens, first_token, frequencies, chunk_log2, n_listed = arrays
     return ModelBatch(
         base_keys=np.asarray(base_keys, dtype=np.int32),
         log2_weights=log2_weights.reshape(-1, N_CLASSES),
@@ -112,6 +118,7 @@ def _native_batch(
         first_token=first_token.reshape(-1, N_CLASSES),
         frequencies=frequencies.reshape(-1, N_CLASSES, N_TOKENS),
         chunk_log2=chunk_log2,
+        n_listed=n_listed,
     )
 
 
@@ -128,7 +135,8 @@ def _reference_batch(
     pieces = zip(base_keys.tolist(), by_class, by_token, strict=True)
     models = [model_of_classes(key, n, changed, last_token) for key, n, changed in pieces]
     totals = zip(by_class.sum(axis=1).tolist(), by_token.sum(axis=(1, 2)).tolist(), strict=True)
-    return _batch_of(models, [chunk_log2_of(n, changed) for n, changed in totals])
+    chunk_log2 = [chunk_log2_of(n, changed) for n, changed in totals]
+    return _batch_of(models, chunk_log2, by_class, by_token.sum(axis=2))
 
 
 def _check_counts(
@@ -143,8 +151,14 @@ def _check_counts(
         raise StopError("a token is out of range")
 
 
-def _batch_of(models: list[ClassModel], chunk_log2: list[int]) -> ModelBatch:
+def _batch_of(
+    models: list[ClassModel],
+    chunk_log2: list[int],
+    n_by_class: npt.NDArray[np.int64],
+    n_changed: npt.NDArray[np.int64],
+) -> ModelBatch:
     shape = (len(models), N_CLASSES)
+    expected = np.array([model.expected for model in models], dtype=np.uint8).reshape(shape)
     tables = [table for model in models for table in model.steps]
     frequencies = np.zeros((len(tables), N_TOKENS), dtype=np.uint16)
     for row, table in zip(frequencies, tables, strict=True):
@@ -152,9 +166,10 @@ def _batch_of(models: list[ClassModel], chunk_log2: list[int]) -> ModelBatch:
     return ModelBatch(
         np.array([model.base_key for model in models], dtype=np.int32),
         np.array([model.log2_weights for model in models], dtype=np.uint8).reshape(shape),
-        np.array([model.expected for model in models], dtype=np.uint8).reshape(shape),
+        expected,
         np.array([len(table.tokens) for table in tables], dtype=np.uint8).reshape(shape),
         np.array([table.tokens[0] for table in tables], dtype=np.uint8).reshape(shape),
         frequencies.reshape(*shape, N_TOKENS),
         np.array(chunk_log2, dtype=np.uint8),
+        np.where(expected, n_by_class, n_changed).sum(axis=1),
     )

@@ -8,7 +8,7 @@ change and does not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -145,7 +145,7 @@ def _decoded(
 
     olds = [_old_bits(head, held) for head, held in targets]
     dtype = targets[0][0].spec.dtype
-    found = decode_pieces(olds, [_writable(piece) for piece in pieces], dtype)
+    found = decode_pieces(olds, pieces, dtype)
     return tuple(
         (old, changes.positions, changes.bits) for old, changes in zip(olds, found, strict=True)
     )
@@ -158,14 +158,6 @@ def _old_bits(head: RecordHead, held: Held) -> torch.Tensor:
             f"tensor {head.spec.name!r} was coded on a device, and is not there any more"
         )
     return old
-
-
-def _writable(piece: DevicePiece) -> DevicePiece:
-    """torch takes no memory that it must not write to, such as what was mapped from a file."""
-    if piece.streams.payload.flags.writeable:
-        return piece
-    payload = np.array(piece.streams.payload)
-    return replace(piece, streams=replace(piece.streams, payload=payload))
 
 
 def _differing(scatter: Scatter, writes: Sequence[Write]) -> list[_Found]:

@@ -51,7 +51,7 @@ class RedoLog:
         """Keep one piece as it was coded; those without a change are passed over."""
         if piece.streams.n_changed:
             payload = self._spill.keep_array(piece.streams.payload)
-            kept = replace(piece, streams=replace(piece.streams, payload=payload))
+            kept = piece._replace(streams=replace(piece.streams, payload=payload))
             self._coded[len(self._coded)] = CodedStep(head, kept)
 
     def __iter__(self) -> Iterator[tuple[RecordHead, Changes]]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 
-@dataclass(frozen=True)
-class DeviceChanges:
+class DeviceChanges(NamedTuple):
     """What is written to one piece: positions, ascending, as uint32 in an int32, and the new bits.
 
     A decoder lists an element that was expected to change and did not as well, twice, with the bits

@@ -7,21 +7,27 @@ read them, and told after the last of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from weightwire.errors import CorruptStream
+from weightwire.errors import CorruptStream, StopError
 from weightwire.kernels.contract import Streams
 from weightwire.kernels.reference import EVENT_MASK
 from weightwire.kernels.triton.changes import DeviceChanges
 from weightwire.kernels.triton.dense import count_dense, list_dense
-from weightwire.kernels.triton.directory import check_heads, check_padding, read_directory
+from weightwire.kernels.triton.directory import (
+    Numbers,
+    check_heads,
+    check_padding,
+    numbers_of,
+    read_directory,
+)
 from weightwire.kernels.triton.downloads import beside, mark, to_host
-from weightwire.kernels.triton.launch import Bucket
+from weightwire.kernels.triton.launch import Bucket, alignment_of
 from weightwire.kernels.triton.memories import sizes_of
 from weightwire.kernels.triton.merge import merge_expected
 from weightwire.kernels.triton.models import DeviceModels, ModelArrays
@@ -43,10 +49,23 @@ class Work:
     """Coded pieces of one element type, and the old bits they are decoded against."""
 
     olds: Sequence[torch.Tensor]
+    n_elements: Sequence[int]
     streams: Sequence[Streams]
     models: ModelArrays
     chunk_log2s: npt.NDArray[np.int64]
     dtype: DType
+
+
+@dataclass(frozen=True)
+class _Room:
+    """What every chunk lists, and where."""
+
+    counts: torch.Tensor
+    """int32, per chunk: changes, or events and expected elements."""
+    first: torch.Tensor
+    """int64, per chunk."""
+    by_piece: list[int]
+    n_expected: int
 
 
 @dataclass(frozen=True)
@@ -64,7 +83,7 @@ def decode_compact_all(work: Work) -> list[DeviceChanges]:
 
     Raises:
         CorruptStream: streams that no encoder writes.
-        StopError: old bits of different types or devices, or with gaps.
+        StopError: old bits of different types or devices, with gaps, or not all of a piece's.
     """
     return _Decoder(work).decode()
 
@@ -75,65 +94,76 @@ class _Decoder:
     def __init__(self, work: Work) -> None:
         self._work = work
         self._device = work.olds[0].device
-        sizes = np.array(sizes_of(work.olds), dtype=np.int64)
-        self._old: Bucket = _bucket(work.olds, sizes)
+        # First of all: it takes long, and goes by itself.
+        self._sending = Sending([streams.payload for streams in work.streams], self._device)
+        listed_sizes = sizes_of(work.olds)
+        if listed_sizes != list(work.n_elements):
+            raise StopError("a compact piece is decoded against its old bits, all of them")
+        sizes = np.array(listed_sizes, dtype=np.int64)
         self._directory = read_directory(work.streams, work.chunk_log2s, sizes)
-        self._coded = np.flatnonzero(self._directory.is_coded)
-        self._dense = np.flatnonzero(self._directory.is_dense)
+        self._old, self._borders = self._send(sizes)
+        self._coded = numbers_of(self._directory.is_coded)
+        self._dense = numbers_of(self._directory.is_dense)
         self._models = DeviceModels(work.models, work.dtype, self._device)
         self._index: WeightIndex | None = None
         self._is_indexed: torch.cuda.Event | None = None
 
+    def _send(self, sizes: npt.NDArray[np.int64]) -> tuple[Bucket, torch.Tensor]:
+        """The old bits, without spans: chunks say what is looked at; and the pieces' borders."""
+        olds = self._work.olds
+        addresses = np.array([old.data_ptr() for old in olds], dtype=np.int64)
+        at, lengths, borders = send_tables(
+            [addresses, sizes, self._directory.borders], self._device
+        )
+        none = torch.empty(0, dtype=torch.int32, device=self._device)
+        alignment = alignment_of(addresses, self._work.dtype.n_bytes)
+        return Bucket(tuple(olds), at, lengths, none, none, alignment), borders
+
     def decode(self) -> list[DeviceChanges]:
         """Count what only the old bits can tell, then list."""
         found, work = self._directory, self._work
-        sending = Sending(int(found.n_words.sum()), self._device)
         coded = found.at(self._coded, self._device)
         if len(coded):
             self._index = index_weights(self._old, coded, self._models, work.dtype)
         self._is_indexed = mark(self._device)
         check_heads(found, work.models, work.dtype)
         check_padding(found, work.streams, work.dtype)
-        sending.send([streams.payload for streams in work.streams])
-        payload = sending.arrived()
         dense = found.at(self._dense, self._device)
-        counts = self._counts(dense, payload)
-        firsts = np.cumsum(counts) - counts
-        positions = torch.empty(int(counts.sum()), dtype=torch.int32, device=self._device)
-        (first,) = send_tables([firsts[self._coded]], self._device)
-        n_expected = int((counts - self._n_events)[self._coded].sum())
-        found_places = self._find_places(coded, payload, n_expected, first, positions)
+        payload = self._sending.arrived()
+        room = self._room(coded, dense, payload)
+        positions = torch.empty(sum(room.by_piece), dtype=torch.int32, device=self._device)
+        first = room.first[self._on_device(self._coded)]
+        found_places = self._find_places(coded, payload, room.n_expected, first, positions)
         # What comes now has its room instead of the sums, which nobody asks for any more.
         self._index = None
         bits = torch.empty(len(positions), dtype=work.olds[0].dtype, device=self._device)
         listed = self._merge(coded, found_places, first, positions, bits)
         if len(dense):
-            (first_dense,) = send_tables([firsts[self._dense]], self._device)
+            first_dense = room.first[self._on_device(self._dense)]
             list_dense(self._old, dense, payload, work.dtype, first_dense, positions, bits)
         # Cut while the device still lists.
-        shares = self._split(counts, positions, bits)
+        shares = positions.split(room.by_piece), bits.split(room.by_piece)
         if listed is not None:
             pop_steps(
                 coded, listed.popped, payload, self._models, int(work.models.n_tokens.max()),
                 work.dtype, listed.n_expected, listed.n_coded, first, positions, bits,
             )  # fmt: skip
-        n_changed = found.by_piece(self._n_changed(counts, listed)).tolist()
-        return [DeviceChanges(*share, n) for share, n in zip(shares, n_changed, strict=True)]
+        return list(map(DeviceChanges, *shares, self._n_changed(room, listed)))
 
-    @property
-    def _n_events(self) -> npt.NDArray[np.int64]:
-        """Of every chunk; none if it is not coded."""
-        found = self._directory
-        return np.where(found.is_coded, found.head & EVENT_MASK, 0)
-
-    def _counts(self, dense: CodedChunks, payload: torch.Tensor) -> npt.NDArray[np.int64]:
-        """What every chunk lists: changes, or events and expected elements."""
-        counts = self._n_events
-        if self._index is not None and self._models.has_expected:
-            counts[self._coded] += to_host(self._index.marks.counts)
+    def _room(self, coded: CodedChunks, dense: CodedChunks, payload: torch.Tensor) -> _Room:
+        """What every chunk has room for; waits until that is known."""
+        counts = torch.zeros(len(self._directory.piece), dtype=torch.int32, device=self._device)
+        n_expected = torch.zeros(1, dtype=torch.int64, device=self._device)
+        if self._index is not None:
+            expected = self._index.marks.counts
+            counts[self._on_device(self._coded)] = (coded.head & EVENT_MASK) + expected
+            n_expected = expected.sum(0, keepdim=True)
         if len(dense):
-            counts[self._dense] = to_host(count_dense(self._old, dense, payload, self._work.dtype))
-        return counts
+            counted = count_dense(self._old, dense, payload, self._work.dtype)
+            counts[self._on_device(self._dense)] = counted
+        ends = counts.cumsum(0, dtype=torch.int64)
+        *by_piece, n_all_expected = to_host(torch.cat([self._by_piece(ends), n_expected])).tolist()
+        return _Room(counts, ends - counts, by_piece, n_all_expected)
 
     def _find_places(
         self,
@@ -147,11 +177,12 @@ class _Decoder:
         dtype, models, old, index = self._work.dtype, self._models, self._old, self._index
         if index is None:
             return None
-        with beside(self._device, self._is_indexed):
+        counts = index.marks.counts
+        # First: its lanes wait for memory most of the time, and leave room for the other.
+        popped = pop_gaps(old, chunks, payload, models, dtype, index, counts, first, positions)
+        with beside(self._device, self._is_indexed, "expected", is_urgent=False):
             expected = list_expected(old, chunks, index.marks, models, dtype, n_expected)
             is_listed = mark(self._device)
-        counts = index.marks.counts
-        popped = pop_gaps(old, chunks, payload, models, dtype, index, counts, first, positions)
         if is_listed is not None:
             torch.cuda.current_stream(self._device).wait_event(is_listed)
         return popped, expected
@@ -174,30 +205,26 @@ class _Decoder:
         )  # fmt: skip
         return _Listed(popped, expected.counts, n_coded)
 
-    def _n_changed(
-        self, counts: npt.NDArray[np.int64], listed: _Listed | None
-    ) -> npt.NDArray[np.int64]:
-        """How many changes every chunk has, once all is done."""
+    def _n_changed(self, room: _Room, listed: _Listed | None) -> list[int]:
+        """How many changes every piece has, once all is done."""
         if listed is None:
-            return counts
-        told = to_host(listed.popped.told)
-        trouble = int(told[0].max())
-        if trouble:
-            raise CorruptStream(TROUBLES[trouble])
-        n_changed: npt.NDArray[np.int64] = counts.copy()
-        n_changed[self._coded] = told[1]
-        return n_changed
+            return room.by_piece
+        trouble, n_changed = listed.popped.told
+        room.counts[self._on_device(self._coded)] = n_changed
+        sums = self._by_piece(room.counts.cumsum(0, dtype=torch.int64))
+        by_piece: list[int]
+        *by_piece, worst = to_host(torch.cat([sums, trouble.max().long()[None]])).tolist()
+        if worst:
+            raise CorruptStream(TROUBLES[worst])
+        return by_piece
 
-    def _split(
-        self, counts: npt.NDArray[np.int64], positions: torch.Tensor, bits: torch.Tensor
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Every piece's share."""
-        sizes = self._directory.by_piece(counts).tolist()
-        return zip(positions.split(sizes), bits.split(sizes), strict=True)
+    def _by_piece(self, ends: torch.Tensor) -> torch.Tensor:
+        """Sums over every piece's chunks, from those up to every chunk."""
+        return torch.cat([ends.new_zeros(1), ends])[self._borders].diff()
 
-
-def _bucket(olds: Sequence[torch.Tensor], sizes: npt.NDArray[np.int64]) -> Bucket:
-    """Without spans: chunks say what is looked at."""
-    addresses = np.array([old.data_ptr() for old in olds], dtype=np.int64)
-    none = np.zeros(0, dtype=np.int32)
-    return Bucket(tuple(olds), *send_tables([addresses, sizes, none, none], olds[0].device))
+    def _on_device(self, numbers: Numbers) -> slice | torch.Tensor:
+        """Numbers of chunks, to choose by."""
+        if isinstance(numbers, slice):
+            return numbers
+        (sent,) = send_tables([numbers], self._device)
+        return sent

@@ -22,43 +22,34 @@ from weightwire.model import DType
 _RESERVED = 1 << 23
 
 
+Numbers = slice | npt.NDArray[np.intp]
+"""Of chunks: a slice if it is all of them, which costs nothing to take."""
+
+
 @dataclass(frozen=True)
 class Directory:
     """Every chunk of every piece, on the host."""
 
     borders: npt.NDArray[np.int64]
     """Every piece's first chunk, and the end of the last one's."""
-    piece: npt.NDArray[np.int64]
+    piece: npt.NDArray[np.int32]
     start: npt.NDArray[np.int64]
     n_elements: npt.NDArray[np.int64]
     head: npt.NDArray[np.int64]
-    first_word: npt.NDArray[np.int64]
     n_words: npt.NDArray[np.int64]
+    is_dense: npt.NDArray[np.bool_]
+    """Which chunks say all their new bits."""
+    is_coded: npt.NDArray[np.bool_]
+    """Which chunks go through the coder."""
 
-    @property
-    def is_dense(self) -> npt.NDArray[np.bool_]:
-        """Which chunks say all their new bits."""
-        chosen: npt.NDArray[np.bool_] = (self.n_words > 0) & ((self.head & DENSE) != 0)
-        return chosen
-
-    @property
-    def is_coded(self) -> npt.NDArray[np.bool_]:
-        """Which chunks go through the coder."""
-        chosen: npt.NDArray[np.bool_] = (self.n_words > 0) & ((self.head & DENSE) == 0)
-        return chosen
-
-    def by_piece(self, values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """Sums over every piece's chunks."""
-        before = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
-        return np.diff(before[self.borders])
-
-    def at(self, numbers: npt.NDArray[np.intp], device: torch.device) -> CodedChunks:
+    def at(self, numbers: Numbers, device: torch.device) -> CodedChunks:
         """Some of them, on the device."""
         n_elements = self.n_elements[numbers]
         n_spans = -(-n_elements // SPAN_ELEMENTS)
+        first_word = np.cumsum(self.n_words) - self.n_words
         tables: list[npt.NDArray[Any]] = [
-            self.piece[numbers].astype(np.int32), self.start[numbers], n_elements,
-            self.head[numbers].astype(np.uint32).view(np.int32), self.first_word[numbers],
+            self.piece[numbers], self.start[numbers], n_elements,
+            self.head[numbers].astype(np.int32), first_word[numbers],
             self.n_words[numbers].astype(np.int32), np.cumsum(n_spans) - n_spans,
         ]  # fmt: skip
         piece, start, elements, head, first_word, n_words, first_span = send_tables(tables, device)
@@ -66,6 +57,11 @@ class Directory:
             piece, start, elements, head, first_word, n_words, first_span,
             int(n_spans.sum()), int(n_spans.max(initial=0)),
         )  # fmt: skip
+
+
+def numbers_of(is_chosen: npt.NDArray[np.bool_]) -> Numbers:
+    """The chunks that are chosen."""
+    return slice(None) if is_chosen.all() else np.flatnonzero(is_chosen)
 
 
 def read_directory(
@@ -76,23 +72,27 @@ def read_directory(
     Raises:
         CorruptStream: a directory does not match its piece, or its payload.
     """
-    counts = np.array([len(streams.directory) for streams in all_streams], dtype=np.int64)
+    directories = [streams.directory for streams in all_streams]
+    counts = np.array(list(map(len, directories)), dtype=np.int64)
     if not np.array_equal(counts, -(-sizes >> log2s)):
         raise CorruptStream("a directory has rows for more or fewer chunks than there are")
     borders = np.concatenate([[0], np.cumsum(counts)])
-    piece = np.repeat(np.arange(len(counts)), counts)
-    log2 = log2s[piece]
-    start = (np.arange(len(piece)) - borders[piece]) << log2
-    rows = np.concatenate([streams.directory for streams in all_streams])
-    head, n_words = rows[:, 0].astype(np.int64), rows[:, 1].astype(np.int64)
+    number = np.arange(borders[-1]) - np.repeat(borders[:-1], counts)
+    n_elements = np.repeat(1 << log2s, counts)
+    # Only a piece's last chunk may be shorter.
+    last = borders[1:][counts > 0] - 1
+    n_elements[last] = (sizes - (counts - 1 << log2s))[counts > 0]
+    head, n_words = np.concatenate(directories).T.astype(np.int64)
+    is_told, is_dense = n_words > 0, (head & DENSE) != 0
     found = Directory(
         borders,
-        piece,
-        start,
-        np.minimum(sizes[piece] - start, 1 << log2),
+        np.repeat(np.arange(len(counts), dtype=np.int32), counts),
+        number << np.repeat(log2s, counts),
+        n_elements,
         head,
-        np.cumsum(n_words) - n_words,
         n_words,
+        is_told & is_dense,
+        is_told & ~is_dense,
     )
     _check_payloads(found, all_streams)
     return found
@@ -100,7 +100,8 @@ def read_directory(
 
 def _check_payloads(found: Directory, streams: Sequence[Streams]) -> None:
     n_bytes = np.array([len(each.payload) for each in streams], dtype=np.int64)
-    _refuse(4 * found.by_piece(found.n_words) != n_bytes, "payload does not match its directory")
+    ends = np.concatenate([[0], np.cumsum(found.n_words)])[found.borders]
+    _refuse(4 * np.diff(ends) != n_bytes, "payload does not match its directory")
 
 
 def check_heads(found: Directory, models: ModelArrays, dtype: DType) -> None:

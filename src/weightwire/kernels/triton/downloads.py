@@ -40,16 +40,16 @@ def mark(device: torch.device) -> torch.cuda.Event | None:
 
 @contextmanager
 def beside(
-    device: torch.device, after: torch.cuda.Event | None, *, is_urgent: bool = False
+    device: torch.device, after: torch.cuda.Event | None, stream_name: str, *, is_urgent: bool
 ) -> Iterator[None]:
-    """What is launched here comes after this moment, on a stream of its own.
+    """What is launched here comes after this moment, on the stream of this name.
 
     What is urgent does not wait for all of a long kernel to be begun.
     """
     if after is None:
         yield
         return
-    stream = _side_stream(device, -1 if is_urgent else 0)
+    stream = _side_stream(device, stream_name, -1 if is_urgent else 0)
     stream.wait_event(after)
     with torch.cuda.stream(stream):
         yield
@@ -80,7 +80,8 @@ def to_host(tensor: torch.Tensor) -> Any:
 
 
 @cache
-def _side_stream(device: torch.device, priority: int) -> torch.cuda.Stream:
+def _side_stream(device: torch.device, name: str, priority: int) -> torch.cuda.Stream:
+    del name  # Of those with one name there is one.
     return torch.cuda.Stream(device, priority=priority)
 
 

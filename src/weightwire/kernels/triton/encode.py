@@ -37,33 +37,7 @@ _LOG = logging.getLogger(__name__)
 
 def encode_compact_all(works: Iterable[Work], *, budget_bytes: int) -> list[Streams]:
     """Code every piece as the reference does; ``budget_bytes`` bounds what is allocated meanwhile."""
-    coder = _Coder()
-    return in_slabs(works, budget_bytes, coder.launch, coder.finish, _on_host)
-
-
-class _Underway:
-    """A slab whose pass over memory was begun; the rest once the next one's was begun too."""
-
-    def __init__(self, slab: Slab) -> None:
-        self.slab = slab
-        self.found: Segments | None = None
-        self.listed: torch.cuda.Event | None = None
-        self.gathered: torch.cuda.Event | None = None
-        self.launched: Launched | None = None
-
-    def collect(self) -> None:
-        """Begin the pass over memory."""
-        self.found = collect(self.slab.cuts, self.slab.models, self.slab.dtype)
-        self.listed = mark(self.slab.cuts.device)
-
-    def go_on(self) -> Launched:
-        """Begin everything else."""
-        if self.launched is None and self.found is not None:
-            with beside(self.slab.cuts.device, self.listed, is_urgent=True):
-                gathered = _gather(self.slab, self.found)
-                self.gathered = mark(self.slab.cuts.device)
-                self.launched = _push(self.slab, gathered)
-        return self.launched or nothing(self.slab)
+    return in_slabs(works, budget_bytes, _Coder().launch, _finish, _on_host)
 
 
 class _Coder:
@@ -73,35 +47,37 @@ class _Coder:
     """
 
     def __init__(self) -> None:
-        self._last: _Underway | None = None
-        """Its records are there; with those of more slabs, slabs are shorter, and nothing is gained."""
+        self._held: tuple[Segments, torch.cuda.Event | None] | None = None
+        """The last slab's records, and the moment from which on nobody reads them."""
 
-    def launch(self, slab: Slab) -> _Underway:
+    def launch(self, slab: Slab) -> tuple[Slab, Launched]:
         """Begin a slab; nothing is waited for."""
-        underway = _Underway(slab)
-        if slab.cuts.n_chunks:
-            self._let_go()
-            underway.collect()
-            self._last = underway
-        return underway
+        device = slab.cuts.device
+        if not slab.cuts.n_chunks:
+            return slab, nothing(slab)
+        self._let_go(device)
+        found = collect(slab.cuts, slab.models, slab.dtype)
+        with beside(device, mark(device), "coder", is_urgent=True):
+            gathered = _gather(slab, found)
+            self._held = found, mark(device)
+            return slab, _push(slab, gathered)
 
-    def finish(self, underway: _Underway) -> dict[int, Streams]:
-        """The pieces that could be coded, by number."""
-        if self._last is not None:
-            self._last.go_on()
-        (heads, sizes, n_changed, is_short), words = underway.go_on().wait()
-        directory = np.stack([heads, sizes], axis=1).view(np.uint32)
-        return split(underway.slab.cuts.chunk_counts, directory, sizes, n_changed, words, is_short)
+    def _let_go(self, device: torch.device) -> None:
+        """From here on the last slab's records are the next one's memory.
 
-    def _let_go(self) -> None:
-        """From here on the last one's records are the next one's memory: there is room for one."""
-        if self._last is None:
-            return
-        self._last.go_on()
-        if self._last.gathered is not None:
-            device = self._last.slab.cuts.device
-            torch.cuda.current_stream(device).wait_event(self._last.gathered)
-        self._last.found = None
+        With room for those of more slabs, slabs would be shorter, and nothing would be gained.
+        """
+        if self._held is not None and self._held[1] is not None:
+            torch.cuda.current_stream(device).wait_event(self._held[1])
+        self._held = None
+
+
+def _finish(begun: tuple[Slab, Launched]) -> dict[int, Streams]:
+    """The pieces that could be coded, by number."""
+    slab, coding = begun
+    (heads, sizes, n_changed, is_short), words = coding.wait()
+    directory = np.stack([heads, sizes], axis=1).view(np.uint32)
+    return split(slab.cuts.chunk_counts, directory, sizes, n_changed, words, is_short)
 
 
 def _gather(slab: Slab, found: Segments) -> Gathered:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
@@ -41,6 +42,8 @@ class Bucket:
     """int32, one per span: the memory it is in."""
     span_number: torch.Tensor
     """int32: how many spans of the same memory come before it."""
+    alignment: int
+    """What all addresses are multiples of: 16 bytes, the widest load, or one element."""
 
     @property
     def n_spans(self) -> int:
@@ -74,14 +77,13 @@ def make_bucket(memories: Sequence[torch.Tensor], span: int) -> Bucket:
         to_device(sizes, first.device),
         numbers,
         within,
+        alignment_of(addresses, first.element_size()),
     )
 
 
-def alignment_of(*sides: Sequence[torch.Tensor]) -> int:
+def alignment_of(addresses: npt.NDArray[np.int64], n_bytes: int) -> int:
     """What all addresses are multiples of: 16 bytes, the widest load, or one element."""
-    pointers = [memory.data_ptr() for memories in sides for memory in memories]
-    is_aligned = all(pointer % VECTOR_BYTES == 0 for pointer in pointers)
-    return VECTOR_BYTES if is_aligned else sides[0][0].element_size()
+    return n_bytes if (addresses % VECTOR_BYTES).any() else VECTOR_BYTES
 
 
 def spans_of(counts: Any, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from weightwire.errors import StopError
-from weightwire.kernels.triton.launch import VECTOR_BYTES
+from weightwire.kernels.triton.launch import alignment_of
 
 
 class Memories:
@@ -35,8 +35,7 @@ class Memories:
         self.addresses = np.array(
             [[memory.data_ptr() for memory in side] for side in (olds, news)], dtype=np.int64
         )
-        is_aligned = not (self.addresses % VECTOR_BYTES).any()
-        self.alignment = VECTOR_BYTES if is_aligned else self.n_bytes
+        self.alignment = alignment_of(self.addresses, self.n_bytes)
 
 
 def sizes_of(memories: Sequence[torch.Tensor]) -> list[int]:

@@ -41,19 +41,14 @@ class ModelArrays:
         """A few of them."""
         return ModelArrays(*(getattr(self, field.name)[numbers] for field in fields(self)))
 
-    def all_tokens(self, numbers: int | slice = slice(None)) -> npt.NDArray[np.uint8]:
-        """Every class's tokens."""
-        tokens = self.tokens[numbers]
-        if tokens.shape[-1] == ROW:
-            return tokens
-        every: npt.NDArray[np.uint8] = tokens + np.arange(ROW, dtype=np.uint8)
-        return every
-
     def model(self, number: int) -> ClassModel:
         """One of them, as everyone else knows it."""
+        tokens = self.tokens[number]
+        if tokens.shape[-1] < ROW:
+            tokens = tokens + np.arange(ROW, dtype=np.uint8)
         tables = zip(
             self.n_tokens[number].tolist(),
-            self.all_tokens(number).tolist(),
+            tokens.tolist(),
             self.frequencies[number].tolist(),
             strict=True,
         )
@@ -175,14 +170,17 @@ def _send_steps(arrays: ModelArrays, device: torch.device) -> StepModels:
         | is_one_step.astype(np.int32) << ONE_STEP_SHIFT
     )
     frequencies = np.ascontiguousarray(arrays.frequencies).view(np.int16)
-    tokens = np.ascontiguousarray(arrays.all_tokens())
+    tokens = np.ascontiguousarray(arrays.tokens)
     flat = [tables.reshape(-1), tokens.reshape(-1), frequencies.reshape(-1)]
     shape = (len(arrays.base_keys), N_CLASSES)
     sent = send_tables(flat, device)
     counts = sent[2].view(*shape, ROW).int()
     starts = counts.cumsum(-1, dtype=torch.int32) - counts
     entries = starts | counts << FREQUENCY_SHIFT
-    return StepModels(sent[0].view(shape), sent[1].view(*shape, ROW), entries)
+    every = sent[1].view(*shape, -1)
+    if every.shape[-1] < ROW:
+        every = every + torch.arange(ROW, dtype=torch.uint8, device=device)
+    return StepModels(sent[0].view(shape), every, entries)
 
 
 def _by_key(base_keys: torch.Tensor, classes: torch.Tensor, dtype: DType) -> torch.Tensor:

@@ -43,15 +43,13 @@ def decode_plain_all(
     heads, n = _heads(counts, sizes, streams)
     n_bytes = _chunk_bytes(heads, n, dtype.n_bytes)
     _check_payloads(counts, n_bytes, streams)
-    sending = Sending(sum(len(each.payload) for each in streams) // 4, device)
-    words = sending.send([np.ascontiguousarray(each.payload) for each in streams])
-    payload = sending.arrived()
+    sending = Sending([np.ascontiguousarray(each.payload) for each in streams], device)
     padded = -(-n_bytes // 4) * 4
     first = np.cumsum(padded) - padded
-    _check_padding(words.view(np.uint8), first + n_bytes, first + padded)
+    _check_padding(sending.joined(), first + n_bytes, first + padded)
     is_dense = heads >> 24 == PLAIN_DENSE
     n_listed = np.where(is_dense, n, heads & 0xFFFFFF)
-    out = _list(payload, heads, n, first, n_listed, counts, dtype)
+    out = _list(sending.arrived(), heads, n, first, n_listed, counts, dtype)
     return [
         DeviceChanges(out[0][a:b], out[1][a:b], last - first)
         for (a, b), (first, last) in zip(

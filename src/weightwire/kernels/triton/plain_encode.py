@@ -6,7 +6,6 @@ changes as places and bits, as a bitmap and bits, or as all its bits, whichever 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -44,8 +43,7 @@ SPARSE, BITMAP = tl.constexpr(PLAIN_SPARSE), tl.constexpr(PLAIN_BITMAP)
 
 
 def encode_plain_all(
-    olds: Sequence[torch.Tensor],
-    news: Sequence[torch.Tensor],
+    memories: Memories,
     dtype: DType,
     rates: npt.NDArray[np.float64],
     *,
@@ -58,9 +56,10 @@ def encode_plain_all(
         budget_bytes: what may be allocated meanwhile.
     """
     alike = replace(dtype, key_shift=0, key_mask=0)
-    chunk_log2s = np.full(len(olds), _CHUNK_LOG2, dtype=np.int64)
-    models = arrays_of([_ALL_ALIKE] * len(olds))
-    work = Work(Memories(olds, news), alike, models, chunk_log2s, rates)
+    n_pieces = len(memories.sizes)
+    chunk_log2s = np.full(n_pieces, _CHUNK_LOG2, dtype=np.int64)
+    models = arrays_of([_ALL_ALIKE] * n_pieces)
+    work = Work(memories, alike, models, chunk_log2s, rates)
     return in_slabs([work], budget_bytes, _launch, _finish, _too_crowded)
 
 

@@ -30,7 +30,6 @@ from weightwire.kernels.triton.launch import (
     TRITON_BITS,
     VECTOR_BYTES,
     Bucket,
-    alignment_of,
     memory_at,
 )
 from weightwire.kernels.triton.models import DeviceModels, gap_slots
@@ -106,7 +105,7 @@ def pop_gaps(
         torch.empty(n, dtype=torch.int32, device=device),
         torch.empty((2, n), dtype=torch.int32, device=device),
     )
-    alignment = alignment_of(old.memories)
+    alignment = old.alignment
     _pop_gaps_kernel[(triton.cdiv(n, LANES),)](
         old.addresses, chunks.piece, chunks.start, chunks.n_elements, chunks.head,
         chunks.first_word, chunks.n_words, chunks.first_span, payload,

@@ -210,9 +210,11 @@ def split(
         pairwise(np.concatenate([[0], np.cumsum(by_chunk, dtype=np.int64)])[ends].tolist())
         for by_chunk in (sizes, n_changed, is_short)
     )
+    # One by one, views would take longer than all else.
+    raw = payload.view(np.uint8)
     return {
         number: Streams(
-            directory[slice(*rows)], payload[slice(*body)].view(np.uint8), changed[1] - changed[0]
+            directory[rows[0] : rows[1]], raw[4 * body[0] : 4 * body[1]], changed[1] - changed[0]
         )
         for number, (rows, body, changed, (before, after)) in enumerate(
             zip(pairwise(ends.tolist()), words, changes, short, strict=True)

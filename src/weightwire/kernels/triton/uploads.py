@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -28,6 +29,9 @@ _RUN_BYTES = 16 << 20
 _MAX_THREADS = 8
 """More do not copy faster."""
 
+_MAX_SENDERS = 2
+"""Payloads that are joined at a time."""
+
 
 def send_tables(tables: Sequence[npt.NDArray[Any]], device: torch.device) -> list[torch.Tensor]:
     """Flat tables, in one copy that is not waited for."""
@@ -46,41 +50,56 @@ def send_tables(tables: Sequence[npt.NDArray[Any]], device: torch.device) -> lis
 
 
 class Sending:
-    """A payload on its way, beside what the current stream is given to do in the meantime."""
+    """A payload on its way, beside what anyone else does in the meantime."""
 
-    def __init__(self, n_words: int, device: torch.device) -> None:
+    def __init__(self, parts: Sequence[npt.NDArray[np.uint8]], device: torch.device) -> None:
+        """Begin to join parts, and to copy what is joined; they stay as they are until it arrived."""
+        n_bytes = sum(map(len, parts))
         # Never empty: a kernel may look at the first word of nothing.
-        self._words = torch.empty(n_words + 1, dtype=torch.int32, device=device)
-        self._has_room = mark(device)
-        self._n_words = n_words
+        self._words = torch.empty(n_bytes // 4 + 1, dtype=torch.int32, device=device)
+        self._sent: Future[None] | None = None
+        if device.type == "cpu":
+            self._memory = self._words.view(torch.uint8)
+            join_parts(parts, self._memory[:n_bytes].numpy())
+        else:
+            self._memory = torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)
+            self._sent = _senders().submit(self._send, parts, mark(device))
 
-    def send(self, parts: Sequence[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint32]:
-        """Join these parts, which have as many words as was said, and begin to copy them."""
-        joined: npt.NDArray[np.uint32]
-        if self._has_room is None:
-            joined = self._words.numpy().view(np.uint32)
-            join_parts(parts, joined[: self._n_words].view(np.uint8))
-            return joined
-        memory = torch.empty(4 * self._n_words, dtype=torch.uint8, pin_memory=True)
-        stream = _copy_stream(self._words.device)
-        stream.wait_event(self._has_room)
-        with torch.cuda.stream(stream):
-            to = self._words.view(torch.uint8)
-            for first, run in _runs(parts):
-                here = slice(first, first + sum(map(len, run)))
-                join_parts(run, memory[here].numpy())
-                to[here].copy_(memory[here], non_blocking=True)
-        # Should nobody ask for the words: their memory is not lent again before they are there.
-        self._words.record_stream(stream)
-        joined = memory.numpy().view(np.uint32)
+    def joined(self) -> npt.NDArray[np.uint8]:
+        """All parts in the host's memory, and maybe more behind them; waits until they are there."""
+        if self._sent is not None:
+            self._sent.result()
+        joined: npt.NDArray[np.uint8] = self._memory.numpy()
         return joined
 
     def arrived(self) -> torch.Tensor:
         """The words, for whatever the current stream is given to do from now on."""
-        if self._has_room is not None:
+        if self._sent is not None:
+            self._sent.result()
             device = self._words.device
             torch.cuda.current_stream(device).wait_stream(_copy_stream(device))
         return self._words
+
+    def _send(
+        self, parts: Sequence[npt.NDArray[np.uint8]], has_room: torch.cuda.Event | None
+    ) -> None:
+        stream = _copy_stream(self._words.device)
+        with torch.cuda.stream(stream):
+            if has_room is not None:
+                stream.wait_event(has_room)
+            to = self._words.view(torch.uint8)
+            for first, run in _runs(parts):
+                here = slice(first, first + sum(map(len, run)))
+                join_parts(run, self._memory[here].numpy())
+                to[here].copy_(self._memory[here], non_blocking=True)
+        # Should nobody ask for the words: their memory is not lent again before they are there.
+        self._words.record_stream(stream)
+
+
+@cache
+def _senders() -> ThreadPoolExecutor:
+    """To join takes as long as to look at all weights, and needs nothing of Python meanwhile."""
+    return ThreadPoolExecutor(_MAX_SENDERS, thread_name_prefix="weightwire-sender")
 
 
 @cache

@@ -24,7 +24,6 @@ from weightwire.kernels.triton.launch import (
     TRITON_BITS,
     VECTOR_BYTES,
     Bucket,
-    alignment_of,
     memory_at,
 )
 from weightwire.kernels.triton.models import DeviceModels
@@ -123,7 +122,7 @@ def index_weights(
     counts = torch.empty(n_marked, dtype=torch.int16, device=old.device)
     told = models.elements & SUMMED_MASK.value
     n_parts = min(chunks.most_spans, max(_PROGRAMS // len(chunks), 1))
-    alignment = alignment_of(old.memories)
+    alignment = old.alignment
     _index_kernel[(len(chunks), n_parts)](
         old.addresses, chunks.piece, chunks.start, chunks.n_elements, chunks.first_span,
         told, sums, hints, rows, counts,
@@ -220,7 +219,7 @@ def list_expected(
     if not n_expected:
         return Expected(marks.counts, chunks.first_span, places)
     first = marks.by_span.cumsum(0, dtype=torch.int64) - marks.by_span
-    is_aligned = alignment_of(old.memories) == VECTOR_BYTES
+    is_aligned = old.alignment == VECTOR_BYTES
     _list_expected_kernel[(len(chunks), triton.cdiv(chunks.most_spans, PART.value))](
         old.addresses, chunks.piece, chunks.start, chunks.n_elements, chunks.first_span,
         models.elements, marks.rows, first, places,
