@@ -13,7 +13,9 @@
 #include "compact_decode.h"
 #include "compact_encode.h"
 #include "digest.h"
+#include "directory.h"
 #include "dlpack.h"
+#include "model_bytes.h"
 #include "models.h"
 #include "parallel.h"
 #include "plain.h"
@@ -509,6 +511,44 @@ void bind_width(nb::module_& m, const char* name) {
     m.def(("digest_at" + suffix).c_str(), &digest_single<T, uint64_t>);
 }
 
+// ------------------------------------------------------------------------------------------------- directories
+
+using DirectoryRows = nb::ndarray<const uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+// Piece, start, elements, head, first word, words, first span, and whether the coder wrote it: per chunk.
+using ChunkArrays = std::tuple<Out<int32_t>, Out<int64_t>, Out<int64_t>, Out<uint32_t>, Out<int64_t>, Out<uint32_t>,
+                               Out<int64_t>, Out<uint8_t>>;
+
+// The chunks of pieces of so many elements; a directory that does not match its piece is refused.
+ChunkArrays read_directories(const nb::list& directories, In<int64_t> sizes, In<int64_t> log2s) {
+    const size_t n_pieces = directories.size();
+    if (sizes.size() != n_pieces || log2s.size() != n_pieces)
+        throw std::invalid_argument("a size and a chunk size for each directory");
+    std::vector<DirectoryRows> rows;
+    size_t n = 0;
+    for (size_t p = 0; p < n_pieces; p++) {
+        // Never converted: a copy would be gone before it is read.
+        rows.push_back(nb::cast<DirectoryRows>(directories[p], false));
+        const int64_t log2 = log2s.data()[p], size = sizes.data()[p];
+        if (log2 < 0 || log2 > 40 || size < 0 || size >> 48 || rows[p].shape(1) != 2)
+            throw std::invalid_argument("a piece or its chunks are out of range");
+        if (int64_t(rows[p].shape(0)) != (size + (int64_t(1) << log2) - 1) >> log2)
+            throw CorruptStream("a directory has rows for more or fewer chunks than there are");
+        n += rows[p].shape(0);
+    }
+    Array<int32_t> piece(n);
+    Array<int64_t> start(n), n_elements(n), first_word(n), first_span(n);
+    Array<uint32_t> head(n), n_words(n);
+    Array<uint8_t> is_coded(n);
+    const ChunkTables out{piece.data.get(),      start.data.get(),   n_elements.data.get(), head.data.get(),
+                          first_word.data.get(), n_words.data.get(), first_span.data.get(), is_coded.data.get()};
+    ChunkPlace at;
+    for (size_t p = 0; p < n_pieces; p++)
+        put_chunks(rows[p].data(), rows[p].shape(0), sizes.data()[p], int(log2s.data()[p]), int32_t(p), out, at);
+    return {piece.to_numpy(),      start.to_numpy(),   n_elements.to_numpy(), head.to_numpy(),
+            first_word.to_numpy(), n_words.to_numpy(), first_span.to_numpy(), is_coded.to_numpy()};
+}
+
 // ------------------------------------------------------------------------------------------------- models
 
 // Log2 weights, expected, table sizes, first tokens, frequencies, chunk sizes, listed elements.
@@ -568,6 +608,8 @@ NB_MODULE(_native, m) {
     bind_width<uint64_t>(m, "u64");
     m.def("scatter_all", &scatter_all);
     m.def("join_parts", &join_parts);
+    m.def("read_directories", &read_directories);
     m.def("build_models", &build_models<int32_t>);
     m.def("build_models", &build_models<int64_t>);
+    m.def("parse_models", &parse_models);
 }

@@ -150,7 +150,7 @@ def test_pieces_with_more_changes_than_their_samples_foretold_are_coded_again(
     olds, news = ([on(device, bits) for bits in side] for side in zip(*pairs, strict=True))
     work = Work(Memories(olds, news), dtype, arrays_of(models), chunks, np.zeros(3))
     with caplog.at_level("INFO"):
-        found = encode_compact_all([work], budget_bytes=BUDGET)
+        found = list(encode_compact_all([work], budget_bytes=BUDGET))
     assert "once more" in caplog.text
     for (a, b), model, chunk, coded in zip(pairs, models, chunks.tolist(), found, strict=True):
         assert_same(coded, NATIVE.encode_compact(a, b, dtype, model, chunk, 1))
@@ -252,7 +252,7 @@ def test_a_false_head_is_refused_or_decodes_as_on_the_cpu(
 
 
 def with_streams(coded: EncodedPiece, **parts: Any) -> EncodedPiece:
-    return dataclasses.replace(coded, streams=dataclasses.replace(coded.streams, **parts))
+    return dataclasses.replace(coded, streams=coded.streams._replace(**parts))
 
 
 def assert_like_the_cpu(old: Bits, coded: EncodedPiece, dtype: DType, device: torch.device) -> None:

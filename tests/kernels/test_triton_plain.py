@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,7 +52,7 @@ def test_bytes_and_changes_are_those_of_the_reference(
     rates = np.array([density for _, density in cases])
     dtype = dtype_named(name)
     olds, news = ([on(device, bits) for bits in side] for side in zip(*pairs, strict=True))
-    coded = encode_plain_all(Memories(olds, news), dtype, rates, budget_bytes=1 << 26)
+    coded = list(encode_plain_all(Memories(olds, news), dtype, rates, budget_bytes=1 << 26))
     for (old, new), each in zip(pairs, coded, strict=True):
         wanted = NATIVE.encode_plain(old, new, 1)
         assert each.directory.tolist() == wanted.directory.tolist()
@@ -118,4 +117,4 @@ def harmed(streams: Streams, harm: str) -> Streams:
         payload[len(payload) // 2] ^= 1
     else:
         parts["payload"] = payload[:-4]
-    return dataclasses.replace(streams, **{"payload": payload, "directory": directory, **parts})
+    return streams._replace(**{"payload": payload, "directory": directory, **parts})

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightwire.codec.device_pieces import decode_pieces
+from weightwire.codec.device_pieces import DevicePiece, decode_pieces
+from weightwire.codec.model_parse import parse_models
 from weightwire.codec.patched import check_base_digest, check_target_digest
 from weightwire.codec.piece import EncodedPiece
-from weightwire.codec.record import Record
+from weightwire.codec.record import Kind, Record
 from weightwire.diff.device_digest import digests_of
 from weightwire.errors import CorruptStream, MalformedRecord
 from weightwire.model import Bits, DType
@@ -59,12 +60,36 @@ def on_host(bits: torch.Tensor, dtype: DType) -> Bits:
 def _decoded(records: Sequence[Record], olds: Sequence[torch.Tensor]) -> list[DeviceChanges]:
     dtype = records[0].head.spec.dtype
     try:
-        return decode_pieces(olds, [_piece(record) for record in records], dtype)
+        return decode_pieces(olds, _pieces(records), dtype)
     except CorruptStream:
         for record, old in zip(records, olds, strict=True):
             # The kernels look at all pieces at once: the host tells which one is wrong.
             record.changes(on_host(old, dtype))
         raise
+
+
+def _pieces(records: Sequence[Record]) -> Sequence[EncodedPiece | DevicePiece]:
+    if any(record.head.kind is not Kind.COMPACT for record in records):
+        return _pieces_one_by_one(records)
+    try:
+        return _compact_pieces(records)
+    except MalformedRecord:
+        # All models are read at once: one by one, the first wrong record is told with its name.
+        return _pieces_one_by_one(records)
+
+
+def _compact_pieces(records: Sequence[Record]) -> list[DevicePiece]:
+    dtype = records[0].head.spec.dtype
+    models, ends = parse_models([record.body for record in records], dtype)
+    places = zip(records, ends.tolist(), models.chunk_log2.tolist(), strict=True)
+    return [
+        DevicePiece(record.head.n_elements, record.compact_streams(end, log2), models, number)
+        for number, (record, end, log2) in enumerate(places)
+    ]
+
+
+def _pieces_one_by_one(records: Sequence[Record]) -> list[EncodedPiece]:
+    return [_piece(record) for record in records]
 
 
 def _piece(record: Record) -> EncodedPiece:

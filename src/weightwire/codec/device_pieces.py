@@ -89,7 +89,8 @@ def encode_pieces(
             yield surveyed.work(dtype, batches[-1])
 
     coded = encode_compact_all(works(), budget_bytes=budget_bytes)
-    numbered = [(models, number) for models in batches for number in range(len(models))]
+    # Looked at only after the first piece has come: from then on all models are there.
+    numbered = ((models, number) for models in batches for number in range(len(models)))
     return [
         DevicePiece(old.numel(), streams, models, number)
         for old, streams, (models, number) in zip(olds, coded, numbered, strict=True)

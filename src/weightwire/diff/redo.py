@@ -7,7 +7,7 @@ nothing more has to leave the device. The baseline decodes them against itself, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from weightwire.codec.record import RecordHead
@@ -51,7 +51,7 @@ class RedoLog:
         """Keep one piece as it was coded; those without a change are passed over."""
         if piece.streams.n_changed:
             payload = self._spill.keep_array(piece.streams.payload)
-            kept = piece._replace(streams=replace(piece.streams, payload=payload))
+            kept = piece._replace(streams=piece.streams._replace(payload=payload))
             self._coded[len(self._coded)] = CodedStep(head, kept)
 
     def __iter__(self) -> Iterator[tuple[RecordHead, Changes]]:

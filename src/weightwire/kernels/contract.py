@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -72,8 +72,7 @@ class Survey:
     n_changed_by_key_token: npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Streams:
+class Streams(NamedTuple):
     """A coded piece: one fixed-size directory row per chunk, and the chunks' words end to end.
 
     ``changes`` is what was coded, in clear: there only when the encoder was asked to keep it, and

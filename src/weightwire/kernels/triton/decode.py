@@ -21,10 +21,12 @@ from weightwire.kernels.triton.changes import DeviceChanges
 from weightwire.kernels.triton.dense import count_dense, list_dense
 from weightwire.kernels.triton.directory import (
     Numbers,
+    borders_of,
     check_heads,
     check_padding,
+    check_payloads,
     numbers_of,
-    read_directory,
+    read_directories,
 )
 from weightwire.kernels.triton.downloads import beside, mark, to_host
 from weightwire.kernels.triton.launch import Bucket, alignment_of
@@ -95,33 +97,37 @@ class _Decoder:
         self._work = work
         self._device = work.olds[0].device
         # First of all: it takes long, and goes by itself.
-        self._sending = Sending([streams.payload for streams in work.streams], self._device)
+        payloads = [streams.payload for streams in work.streams]
+        self._sending = Sending(payloads, self._device)
         listed_sizes = sizes_of(work.olds)
         if listed_sizes != list(work.n_elements):
             raise StopError("a compact piece is decoded against its old bits, all of them")
         sizes = np.array(listed_sizes, dtype=np.int64)
-        self._directory = read_directory(work.streams, work.chunk_log2s, sizes)
-        self._old, self._borders = self._send(sizes)
-        self._coded = numbers_of(self._directory.is_coded)
-        self._dense = numbers_of(self._directory.is_dense)
+        directories = [streams.directory for streams in work.streams]
+        self._chunks = read_directories(directories, work.chunk_log2s, sizes)
+        borders = borders_of(self._chunks, len(sizes))
+        check_payloads(self._chunks, borders, payloads)
+        self._old, self._borders = self._send(sizes, borders)
+        self._coded = numbers_of(self._chunks.is_coded)
+        self._dense = numbers_of(self._chunks.is_dense)
         self._models = DeviceModels(work.models, work.dtype, self._device)
         self._index: WeightIndex | None = None
         self._is_indexed: torch.cuda.Event | None = None
 
-    def _send(self, sizes: npt.NDArray[np.int64]) -> tuple[Bucket, torch.Tensor]:
+    def _send(
+        self, sizes: npt.NDArray[np.int64], borders: npt.NDArray[np.int64]
+    ) -> tuple[Bucket, torch.Tensor]:
         """The old bits, without spans: chunks say what is looked at; and the pieces' borders."""
         olds = self._work.olds
         addresses = np.array([old.data_ptr() for old in olds], dtype=np.int64)
-        at, lengths, borders = send_tables(
-            [addresses, sizes, self._directory.borders], self._device
-        )
+        at, lengths, sent = send_tables([addresses, sizes, borders], self._device)
         none = torch.empty(0, dtype=torch.int32, device=self._device)
         alignment = alignment_of(addresses, self._work.dtype.n_bytes)
-        return Bucket(tuple(olds), at, lengths, none, none, alignment), borders
+        return Bucket(tuple(olds), at, lengths, none, none, alignment), sent
 
     def decode(self) -> list[DeviceChanges]:
         """Count what only the old bits can tell, then list."""
-        found, work = self._directory, self._work
+        found, work = self._chunks, self._work
         coded = found.at(self._coded, self._device)
         if len(coded):
             self._index = index_weights(self._old, coded, self._models, work.dtype)
@@ -152,7 +158,7 @@ class _Decoder:
 
     def _room(self, coded: CodedChunks, dense: CodedChunks, payload: torch.Tensor) -> _Room:
         """What every chunk has room for; waits until that is known."""
-        counts = torch.zeros(len(self._directory.piece), dtype=torch.int32, device=self._device)
+        counts = torch.zeros(len(self._chunks.piece), dtype=torch.int32, device=self._device)
         n_expected = torch.zeros(1, dtype=torch.int64, device=self._device)
         if self._index is not None:
             expected = self._index.marks.counts
@@ -184,7 +190,11 @@ class _Decoder:
             expected = list_expected(old, chunks, index.marks, models, dtype, n_expected)
             is_listed = mark(self._device)
         if is_listed is not None:
-            torch.cuda.current_stream(self._device).wait_event(is_listed)
+            here = torch.cuda.current_stream(self._device)
+            here.wait_event(is_listed)
+            # Made over there, and given up here.
+            expected.places.record_stream(here)
+            expected.first.record_stream(here)
         return popped, expected
 
     def _merge(

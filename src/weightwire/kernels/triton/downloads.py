@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
@@ -77,6 +77,15 @@ def send_to_host(tensor: torch.Tensor, after: torch.cuda.Event | None = None) ->
 def to_host(tensor: torch.Tensor) -> Any:
     """A copy as an array; waits for this stream and no other."""
     return send_to_host(tensor).wait()
+
+
+def settle() -> None:
+    """Wait for everything on every device: after a failure, when no time is to be won any more."""
+    if torch.cuda.is_initialized():
+        for number in range(torch.cuda.device_count()):
+            # A device that failed itself has nothing left to wait for.
+            with suppress(RuntimeError):
+                torch.cuda.synchronize(number)
 
 
 @cache

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from weightwire.kernels.contract import Streams
 from weightwire.kernels.triton.arrange import arrange
 from weightwire.kernels.triton.assemble import join, room_for_payload, rows_of
 from weightwire.kernels.triton.collect import Segments, collect
-from weightwire.kernels.triton.downloads import beside, mark
+from weightwire.kernels.triton.downloads import beside, mark, settle
 from weightwire.kernels.triton.gather import MIN_STACK_ROOM, Gathered, gather
 from weightwire.kernels.triton.push import push
 from weightwire.kernels.triton.slabs import (
@@ -35,9 +35,17 @@ from weightwire.kernels.triton.slabs import (
 _LOG = logging.getLogger(__name__)
 
 
-def encode_compact_all(works: Iterable[Work], *, budget_bytes: int) -> list[Streams]:
-    """Code every piece as the reference does; ``budget_bytes`` bounds what is allocated meanwhile."""
-    return in_slabs(works, budget_bytes, _Coder().launch, _finish, _on_host)
+def encode_compact_all(works: Iterable[Work], *, budget_bytes: int) -> Iterator[Streams]:
+    """Code every piece as the reference does; ``budget_bytes`` bounds what is allocated meanwhile.
+
+    All of it is begun before the first comes; the rest comes as the device gets ready.
+    """
+    try:
+        yield from in_slabs(works, budget_bytes, _Coder().launch, _finish, _on_host)
+    except BaseException:
+        # What was begun reads memory that is given up now.
+        settle()
+        raise
 
 
 class _Coder:

@@ -6,6 +6,7 @@ changes as places and bits, as a bitmap and bits, or as all its bits, whichever 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -48,7 +49,7 @@ def encode_plain_all(
     rates: npt.NDArray[np.float64],
     *,
     budget_bytes: int,
-) -> list[Streams]:
+) -> Iterator[Streams]:
     """Code every piece as the reference does.
 
     Args:

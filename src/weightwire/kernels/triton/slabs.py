@@ -8,7 +8,7 @@ for which that was too little are coded again, by themselves.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
@@ -76,7 +76,7 @@ def in_slabs(
     launch: Callable[[Slab], _Begun],
     finish: Callable[[_Begun], dict[int, Streams]],
     on_host: Callable[[Work, int], Streams],
-) -> list[Streams]:
+) -> Iterator[Streams]:
     """Code every piece: ``launch`` waits for nothing, ``finish`` gives what could be coded, by number.
 
     Each work's slabs are begun before the next work is asked for, and all before the first is waited
@@ -84,7 +84,6 @@ def in_slabs(
     everything, and ``on_host`` if even that does not do.
     """
     begun = [(work, _begin(work, _slabs(work, budget_bytes), launch)) for work in works]
-    coded: list[Streams] = []
     for work, slabs in begun:
         done = _finish(slabs, finish)
         left = [number for number in range(len(work.rates)) if number not in done]
@@ -97,8 +96,7 @@ def in_slabs(
             alone = _begin(work.some([number], 1), [slice(0, 1)], launch, is_roomy=True)
             found = _finish(alone, finish)
             done[number] = found[0] if found else on_host(work, number)
-        coded += [done[number] for number in range(len(work.rates))]
-    return coded
+        yield from (done[number] for number in range(len(work.rates)))
 
 
 def _begin(

@@ -23,6 +23,15 @@ from weightwire.kernels.triton.downloads import mark
 _TABLE_BYTES = 16
 """Tables in one memory begin at multiples of this."""
 
+_PADS = [np.zeros(n, dtype=np.uint8) for n in range(_TABLE_BYTES)]
+
+_TORCH = {
+    np.dtype(np.uint8): torch.uint8,
+    np.dtype(np.int16): torch.int16,
+    np.dtype(np.int32): torch.int32,
+    np.dtype(np.int64): torch.int64,
+}
+
 _RUN_BYTES = 16 << 20
 """Joined at a time: what is joined travels while the next is being joined."""
 
@@ -37,16 +46,14 @@ def send_tables(tables: Sequence[npt.NDArray[Any]], device: torch.device) -> lis
     """Flat tables, in one copy that is not waited for."""
     if device.type == "cpu":
         return [torch.from_numpy(table) for table in tables]
-    firsts = np.cumsum([0, *(-(-table.nbytes // _TABLE_BYTES) for table in tables)]) * _TABLE_BYTES
-    packed = torch.empty(int(firsts[-1]), dtype=torch.uint8, pin_memory=True)
-    room = packed.numpy()
-    for first, table in zip(firsts.tolist(), tables, strict=False):
-        room[first : first + table.nbytes].view(table.dtype)[:] = table
-    sent = packed.to(device, non_blocking=True)
-    return [
-        sent[first : first + table.nbytes].view(torch.from_numpy(table).dtype)
-        for first, table in zip(firsts.tolist(), tables, strict=False)
-    ]
+    parts: list[npt.NDArray[np.uint8]] = []
+    for table in tables:
+        parts += [table.view(np.uint8), _PADS[-table.nbytes % _TABLE_BYTES]]
+    sizes = list(map(len, parts))
+    packed = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=True)
+    np.concatenate(parts, out=packed.numpy())
+    sent = packed.to(device, non_blocking=True).split(sizes)[::2]
+    return [part.view(_TORCH[table.dtype]) for part, table in zip(sent, tables, strict=True)]
 
 
 class Sending:

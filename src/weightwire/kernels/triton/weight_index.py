@@ -80,8 +80,8 @@ class Marks:
 
     rows: torch.Tensor
     """int32 per span: a bit for each row that has any."""
-    by_span: torch.Tensor
-    """int16: how many each span has."""
+    before: torch.Tensor
+    """int64 per span: how many the spans before it have."""
     counts: torch.Tensor
     """int32: how many each chunk has."""
 
@@ -137,10 +137,11 @@ def index_weights(
 def _marks(chunks: CodedChunks, rows: torch.Tensor, counts: torch.Tensor) -> Marks:
     if not len(rows):
         none = torch.zeros(len(chunks), dtype=torch.int32, device=rows.device)
-        return Marks(rows, counts, none)
+        return Marks(rows, none, none)
     ends = counts.cumsum(0, dtype=torch.int64)
     last = ends[chunks.first_span.roll(-1) - 1]
-    return Marks(rows, counts, (last - (ends - counts)[chunks.first_span]).int())
+    before = ends.sub_(counts)
+    return Marks(rows, before, (last - before[chunks.first_span]).int())
 
 
 @triton.jit
@@ -218,16 +219,15 @@ def list_expected(
     places = torch.empty(n_expected, dtype=torch.int32, device=old.device)
     if not n_expected:
         return Expected(marks.counts, chunks.first_span, places)
-    first = marks.by_span.cumsum(0, dtype=torch.int64) - marks.by_span
     is_aligned = old.alignment == VECTOR_BYTES
     _list_expected_kernel[(len(chunks), triton.cdiv(chunks.most_spans, PART.value))](
         old.addresses, chunks.piece, chunks.start, chunks.n_elements, chunks.first_span,
-        models.elements, marks.rows, first, places,
+        models.elements, marks.rows, marks.before, places,
         KIND=TRITON_BITS[dtype.n_bytes], SHIFT=dtype.key_shift, MASK=dtype.key_mask,
         N_KEYS=models.n_keys, WIDTH=8 * dtype.n_bytes,
         PER_UNIT=4 // dtype.n_bytes if is_aligned else 1, num_warps=1,
     )  # fmt: skip
-    return Expected(marks.counts, first[chunks.first_span], places)
+    return Expected(marks.counts, marks.before[chunks.first_span], places)
 
 
 @triton.jit
