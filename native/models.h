@@ -12,7 +12,8 @@ namespace ww {
 constexpr int max_count_log2 = 30;  // below it the square of a product of two rates fits 128 bits
 constexpr int64_t rare_to_skip_coding = 1024;
 constexpr int spare_tokens = 3;
-constexpr int changes_per_chunk_log2 = 12;
+constexpr int twice_changes_log2 = 23;
+constexpr int64_t many_per_change = 1 << 16;
 constexpr int min_chunk_log2 = 10, max_chunk_log2 = 20;
 
 // Where the model of one piece goes: a row of each array that the encoder takes.
@@ -149,15 +150,17 @@ class ModelBuilder {
         frequencies[found.main - first] = uint16_t(frequencies[found.main - first] + probability_sum - sum);
     }
 
-    // The chunk size that gives chunks of about 2^12 changes.
+    // The chunk size that gives chunks of 2^10.5 to 2^11.5 changes.
     uint8_t chunk_log2() const {
         int64_t n_elements = 0, n_changed = 0;
         for (const ClassCounts& found : classes_) {
             n_elements += found.n_elements;
             n_changed += found.n_changed;
         }
-        const int per_change = std::max(0, bit_length(uint64_t(n_elements / std::max<int64_t>(1, n_changed))) - 1);
-        return uint8_t(std::clamp(changes_per_chunk_log2 + per_change, min_chunk_log2, max_chunk_log2));
+        const int64_t mean = n_elements / std::max<int64_t>(1, n_changed);
+        const uint64_t per_change = uint64_t(std::clamp<int64_t>(mean, 1, many_per_change));
+        const int log2 = (bit_length(per_change * per_change << twice_changes_log2) - 1) / 2;
+        return uint8_t(std::clamp(log2, min_chunk_log2, max_chunk_log2));
     }
 
     int max_token_;

@@ -68,7 +68,7 @@ def survey_of(dtype: DType, n: int, n_changed: int, key: int = 0, token: int = 0
     return Survey(n_by_key, n_by_token)
 
 
-def batch_of(surveys: list[Survey], dtype: DType, n_threads: int = 2) -> ModelBatch:
+def built(surveys: list[Survey], dtype: DType, n_threads: int = 2) -> tuple[ModelBatch, Counts]:
     keys = [find_base_key(survey.n_by_key) for survey in surveys]
     n_by_class = [sums_by_class(s.n_by_key, k) for s, k in zip(surveys, keys, strict=True)]
     n_changed = [
@@ -90,14 +90,14 @@ def n_listed(survey: Survey, model: ClassModel) -> int:
 
 
 def assert_same_models(surveys: list[Survey], dtype: DType) -> None:
-    batch = batch_of(surveys, dtype)
+    batch, listed = built(surveys, dtype)
     assert len(batch) == len(surveys)
     assert [batch.model(i) for i in range(len(batch))] == [build_model(s, dtype) for s in surveys]
     assert batch.chunk_log2.tolist() == [choose_chunk_log2(s) for s in surveys]
     assert batch_bytes(batch, np.arange(len(batch))) == [
         model_bytes(batch.model(i), int(batch.chunk_log2[i])) for i in range(len(batch))
     ]
-    assert batch.n_listed.tolist() == [
+    assert listed.tolist() == [
         n_listed(s, model)
         for s, model in zip(surveys, map(batch.model, range(len(batch))), strict=True)
     ]
@@ -167,13 +167,13 @@ def test_no_pieces_give_no_models() -> None:
 def test_width_of_counts_and_number_of_threads_change_nothing(count: type, n_threads: int) -> None:
     random = np.random.default_rng(3)
     surveys = [random_survey(random, BF16, 1 << 18) for _ in range(100)]
-    batch = batch_of(surveys, BF16, n_threads)
+    batch, _ = built(surveys, BF16, n_threads)
     assert [batch.model(i) for i in range(100)] == [build_model(s, BF16) for s in surveys]
     keys = batch.base_keys
     pieces = [(s, int(k)) for s, k in zip(surveys, keys, strict=True)]
     n_by_class = np.array([sums_by_class(s.n_by_key, k) for s, k in pieces], dtype=count)
     n_changed = [sums_by_class(s.n_changed_by_key_token, k) for s, k in pieces]
-    again = build_models(keys, n_by_class, np.array(n_changed, dtype=count), BF16, n_threads)
+    again, _ = build_models(keys, n_by_class, np.array(n_changed, dtype=count), BF16, n_threads)
     assert again.frequencies.tobytes() == batch.frequencies.tobytes()
     assert again.log2_weights.tobytes() == batch.log2_weights.tobytes()
 

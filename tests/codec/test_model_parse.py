@@ -81,6 +81,8 @@ def spoiled(draw: st.DrawFn, body: bytes) -> bytes:
     """The body with a few bytes written over, exchanged, put in or left out."""
     raw = bytearray(body)
     for _ in range(draw(st.integers(1, 3))):
+        if not raw:
+            break
         at, other = draw(st.integers(0, len(raw) - 1)), draw(st.integers(0, len(raw) - 1))
         match draw(st.sampled_from(["write", "exchange", "insert", "remove", "truncate"])):
             case "write":
@@ -109,7 +111,6 @@ def assert_same_models(bodies: list[Body], dtype: DType) -> None:
     assert models.chunk_log2.tolist() == [chunk_log2 for _, chunk_log2, _ in wanted]
     assert ends.tolist() == [end for _, _, end in wanted]
     assert models.frequencies.sum(axis=2).tolist() == [[PROBABILITY_SUM] * N_CLASSES] * len(bodies)
-    assert not models.n_listed.any()
 
 
 def refusal(body: Body, dtype: DType) -> str | None:

@@ -35,9 +35,20 @@ def parse_body(
         n_chunks = -(-n_elements // PLAIN_CHUNK)
         return plain_piece(n_elements, _parse_streams(body, 0, n_chunks, 1, n_changed))
     model, chunk_log2, first = parse_model(body, dtype)
-    n_chunks = -(-n_elements // (1 << chunk_log2))
-    streams = _parse_streams(body, first, n_chunks, 2, n_changed)
+    streams = parse_compact_streams(body, first, chunk_log2, n_elements, n_changed)
     return EncodedPiece(n_elements, model, chunk_log2, streams)
+
+
+def parse_compact_streams(
+    body: npt.NDArray[np.uint8], first: int, chunk_log2: int, n_elements: int, n_changed: int
+) -> Streams:
+    """What follows a compact piece's model, which ends at ``first``.
+
+    Raises:
+        MalformedRecord: the body is too short.
+    """
+    n_chunks = -(-n_elements // (1 << chunk_log2))
+    return _parse_streams(body, first, n_chunks, 2, n_changed)
 
 
 def _parse_streams(

@@ -32,8 +32,15 @@ _RARE_TO_SKIP_CODING = 1024
 _SPARE_TOKENS = 3
 """A coded class can also say steps this many tokens beyond those its sample has shown."""
 
-_CHANGES_PER_CHUNK_LOG2 = 12
-"""A chunk aims at 2^12 changes: its 20 bytes of overhead stay below 1 %."""
+_TWICE_CHANGES_LOG2 = 23
+"""A chunk aims at no more than 2^(23/2) changes, and at more than half of that.
+
+Its 20 bytes of overhead stay about 1 %. A GPU reads all chunks at once, each in order: the longest
+says how long that takes.
+"""
+
+_MANY = 1 << 16
+"""Elements per change from which on chunks are the largest there are."""
 
 
 UNUSED_MODEL = ClassModel(0, (0,) * N_CLASSES, (False,) * N_CLASSES, (ONE_STEP,) * N_CLASSES)
@@ -49,7 +56,7 @@ def build_model(survey: Survey, dtype: DType) -> ClassModel:
 
 
 def choose_chunk_log2(survey: Survey) -> int:
-    """The chunk size that gives chunks of about 2^12 changes."""
+    """The chunk size that gives chunks of so many changes as is aimed at."""
     return chunk_log2_of(int(survey.n_by_key.sum()), int(survey.n_changed_by_key_token.sum()))
 
 
@@ -80,8 +87,9 @@ def model_of_classes(
 
 def chunk_log2_of(n_elements: int, n_changed: int) -> int:
     """The chunk size for a sample of so many elements with so many changes."""
-    elements_per_change_log2 = max(0, (n_elements // max(1, n_changed)).bit_length() - 1)
-    wanted = _CHANGES_PER_CHUNK_LOG2 + elements_per_change_log2
+    per_change = max(1, min(n_elements // max(1, n_changed), _MANY))
+    # floor(log2(2^(23/2) * per_change)): the log2 of its square, halved.
+    wanted = ((per_change * per_change << _TWICE_CHANGES_LOG2).bit_length() - 1) // 2
     return min(max(wanted, limits.MIN_CHUNK_LOG2), limits.MAX_CHUNK_LOG2)
 
 

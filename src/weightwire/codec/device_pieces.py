@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from weightwire.kernels.triton.changes import DeviceChanges
     from weightwire.kernels.triton.models import ModelArrays
     from weightwire.kernels.triton.slabs import Work
-    from weightwire.kernels.triton.survey import SurveyBatch
 
 
 class DevicePiece(NamedTuple):
@@ -85,8 +83,9 @@ def encode_pieces(
         given = mark(olds[0].device)
         for part in _parts(olds):
             surveyed = _Surveyed(olds[part], news[part], dtype, given)
-            batches.append(surveyed.models(dtype, thread_count(n_threads)))
-            yield surveyed.work(dtype, batches[-1])
+            models, work = surveyed.work(dtype, thread_count(n_threads))
+            batches.append(models)
+            yield work
 
     coded = encode_compact_all(works(), budget_bytes=budget_bytes)
     # Looked at only after the first piece has come: from then on all models are there.
@@ -132,25 +131,17 @@ class _Surveyed:
             self._batch = survey_memories(self.memories, dtype)
             self._counts = send_to_host(self._batch.counts)
 
-    @cached_property
-    def _counted(self) -> SurveyBatch:
-        """What was found, in the host's memory."""
-        return self._batch.on_host(self._counts.wait())
-
-    def models(self, dtype: DType, n_threads: int) -> ModelBatch:
-        """How to code them."""
-        found = self._counted
-        by_class, by_token = found.n_by_class.numpy(), found.n_changed.numpy()
-        return build_models(found.base_key.numpy(), by_class, by_token, dtype, n_threads)
-
-    def work(self, dtype: DType, models: ModelBatch) -> Work:
-        """What the encoder is told of them."""
+    def work(self, dtype: DType, n_threads: int) -> tuple[ModelBatch, Work]:
+        """How to code them, and what the encoder is told; waits for the counts."""
         from weightwire.kernels.triton.slabs import Work
 
-        n_sampled = self._counted.n_by_class.numpy().sum(axis=1)
-        rates = models.n_listed / np.maximum(n_sampled, 1)
+        found = self._batch.on_host(self._counts.wait())
+        by_class, by_token = found.n_by_class.numpy(), found.n_changed.numpy()
+        keys = found.base_key.numpy()
+        models, n_listed = build_models(keys, by_class, by_token, dtype, n_threads)
+        rates = n_listed / np.maximum(by_class.sum(axis=1), 1)
         chunk_log2s = models.chunk_log2.astype(np.int64)
-        return Work(self.memories, dtype, _batch_arrays(models), chunk_log2s, rates)
+        return models, Work(self.memories, dtype, _batch_arrays(models), chunk_log2s, rates)
 
 
 def _encode_plain(

@@ -44,8 +44,6 @@ class ModelBatch:
     """[pieces, classes, tokens], counted from the class's first token; zeros past its last."""
     chunk_log2: _Bytes
     """[pieces]"""
-    n_listed: npt.NDArray[np.int64]
-    """[pieces]: elements of the sample that changed, or are expected to."""
 
     def __len__(self) -> int:
         return len(self.base_keys)
@@ -71,8 +69,10 @@ def build_models(
     n_changed: _Counts,
     dtype: DType,
     n_threads: int,
-) -> ModelBatch:
+) -> tuple[ModelBatch, npt.NDArray[np.int64]]:
     """Choose how to code pieces of one element type that look like this.
+
+    Gives also how many elements of each sample are listed: changed, or expected to.
 
     Args:
         base_keys: per piece, the lowest key of its classes: ``find_base_key``.
@@ -99,7 +99,7 @@ def _native_batch(
     n_changed: _Counts,
     last_token: int,
     n_threads: int,
-) -> ModelBatch:
+) -> tuple[ModelBatch, npt.NDArray[np.int64]]:
     native: Any = importlib.import_module("weightwire._native")
     by_class = np.ascontiguousarray(n_by_class, dtype=np.int64).ravel()
     by_token = np.ascontiguousarray(n_changed).ravel()
@@ -110,7 +110,7 @@ def _native_batch(
     except ValueError as error:
         raise StopError(str(error)) from None
     log2_weights, expected, n_tokens, first_token, frequencies, chunk_log2, n_listed = arrays
-    return ModelBatch(
+    models = ModelBatch(
         base_keys=np.asarray(base_keys, dtype=np.int32),
         log2_weights=log2_weights.reshape(-1, N_CLASSES),
         expected=expected.reshape(-1, N_CLASSES),
@@ -118,8 +118,8 @@ def _native_batch(
         first_token=first_token.reshape(-1, N_CLASSES),
         frequencies=frequencies.reshape(-1, N_CLASSES, N_TOKENS),
         chunk_log2=chunk_log2,
-        n_listed=n_listed,
     )
+    return models, n_listed
 
 
 def _reference_batch(
@@ -128,15 +128,15 @@ def _reference_batch(
     n_changed: _Counts,
     last_token: int,
     n_threads: int,
-) -> ModelBatch:
+) -> tuple[ModelBatch, npt.NDArray[np.int64]]:
     del n_threads
     by_class, by_token = n_by_class.astype(np.int64), n_changed.astype(np.int64)
     _check_counts(by_class, by_token, last_token)
     pieces = zip(base_keys.tolist(), by_class, by_token, strict=True)
     models = [model_of_classes(key, n, changed, last_token) for key, n, changed in pieces]
     totals = zip(by_class.sum(axis=1).tolist(), by_token.sum(axis=(1, 2)).tolist(), strict=True)
-    chunk_log2 = [chunk_log2_of(n, changed) for n, changed in totals]
-    return _batch_of(models, chunk_log2, by_class, by_token.sum(axis=2))
+    batch = _batch_of(models, [chunk_log2_of(n, changed) for n, changed in totals])
+    return batch, np.where(batch.expected, by_class, by_token.sum(axis=2)).sum(axis=1)
 
 
 def _check_counts(
@@ -151,14 +151,8 @@ def _check_counts(
         raise StopError("a token is out of range")
 
 
-def _batch_of(
-    models: list[ClassModel],
-    chunk_log2: list[int],
-    n_by_class: npt.NDArray[np.int64],
-    n_changed: npt.NDArray[np.int64],
-) -> ModelBatch:
+def _batch_of(models: list[ClassModel], chunk_log2: list[int]) -> ModelBatch:
     shape = (len(models), N_CLASSES)
-    expected = np.array([model.expected for model in models], dtype=np.uint8).reshape(shape)
     tables = [table for model in models for table in model.steps]
     frequencies = np.zeros((len(tables), N_TOKENS), dtype=np.uint16)
     for row, table in zip(frequencies, tables, strict=True):
@@ -166,10 +160,9 @@ def _batch_of(
     return ModelBatch(
         np.array([model.base_key for model in models], dtype=np.int32),
         np.array([model.log2_weights for model in models], dtype=np.uint8).reshape(shape),
-        expected,
+        np.array([model.expected for model in models], dtype=np.uint8).reshape(shape),
         np.array([len(table.tokens) for table in tables], dtype=np.uint8).reshape(shape),
         np.array([table.tokens[0] for table in tables], dtype=np.uint8).reshape(shape),
         frequencies.reshape(*shape, N_TOKENS),
         np.array(chunk_log2, dtype=np.uint8),
-        np.where(expected, n_by_class, n_changed).sum(axis=1),
     )

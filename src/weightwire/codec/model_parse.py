@@ -27,7 +27,7 @@ _Bodies = Sequence[npt.NDArray[np.uint8]]
 
 
 class ParsedModels(NamedTuple):
-    """One model per body. No sample comes with them: ``n_listed`` is zero throughout."""
+    """One model per body."""
 
     models: ModelBatch
     ends: npt.NDArray[np.int64]
@@ -56,7 +56,6 @@ def _room_for(n_models: int) -> ParsedModels:
         first_token=np.zeros(by_class, dtype=np.uint8),
         frequencies=np.zeros((*by_class, N_TOKENS), dtype=np.uint16),
         chunk_log2=np.zeros(n_models, dtype=np.uint8),
-        n_listed=np.zeros(n_models, dtype=np.int64),
     )
     return ParsedModels(models, np.zeros(n_models, dtype=np.int64))
 

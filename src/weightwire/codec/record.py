@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weightwire import limits
-from weightwire.codec.body import _parse_streams, body_bytes, joined_body, parse_body
+from weightwire.codec.body import body_bytes, joined_body, parse_body, parse_compact_streams
 from weightwire.codec.piece import Codec, EncodedPiece, decode_piece
 from weightwire.digest import TensorDigest
 from weightwire.errors import CorruptStream, MalformedRecord
@@ -93,8 +93,8 @@ class Record:
         Raises:
             MalformedRecord: the body is too short.
         """
-        n_chunks = -(-self.head.n_elements // (1 << chunk_log2))
-        return _parse_streams(self.body, first, n_chunks, 2, self.head.n_changed)
+        head = self.head
+        return parse_compact_streams(self.body, first, chunk_log2, head.n_elements, head.n_changed)
 
     def changes(self, old: Bits | None, *, n_threads: int | None = None) -> Changes:
         """Positions within the piece and new bits; pure.

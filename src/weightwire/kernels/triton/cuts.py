@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from weightwire.kernels.triton.launch import owners_of
 from weightwire.kernels.triton.memories import Memories
 from weightwire.kernels.triton.uploads import send_tables
 
@@ -88,8 +89,8 @@ def cut(
         segment_log2s.astype(np.int32),
         *map(_before, (n_chunks, n_segments, n_tiles, n_records)),
         rooms.astype(np.int32),
-        *_owners(n_chunks),
-        *_owners(n_segments),
+        *owners_of(n_chunks),
+        *owners_of(n_segments),
     ]
     return Cuts(
         (tuple(memories.olds[numbers]), tuple(memories.news[numbers])), device, memories.alignment,
@@ -110,12 +111,3 @@ def _rooms(
 
 def _before(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return np.cumsum(counts) - counts
-
-
-def _owners(counts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """For owners of so many things each: every thing's owner, and its number with it."""
-    owner = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-    number = np.arange(len(owner), dtype=np.int32) - np.repeat(
-        _before(counts).astype(np.int32), counts
-    )
-    return owner, number

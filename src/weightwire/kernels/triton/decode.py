@@ -30,7 +30,7 @@ from weightwire.kernels.triton.directory import (
 )
 from weightwire.kernels.triton.downloads import beside, mark, to_host
 from weightwire.kernels.triton.launch import Bucket, alignment_of
-from weightwire.kernels.triton.memories import sizes_of
+from weightwire.kernels.triton.memories import addresses_of, sizes_of
 from weightwire.kernels.triton.merge import merge_expected
 from weightwire.kernels.triton.models import DeviceModels, ModelArrays
 from weightwire.kernels.triton.pop import TROUBLES, Popped, pop_gaps
@@ -96,31 +96,25 @@ class _Decoder:
     def __init__(self, work: Work) -> None:
         self._work = work
         self._device = work.olds[0].device
-        # First of all: it takes long, and goes by itself.
-        payloads = [streams.payload for streams in work.streams]
-        self._sending = Sending(payloads, self._device)
         listed_sizes = sizes_of(work.olds)
         if listed_sizes != list(work.n_elements):
             raise StopError("a compact piece is decoded against its old bits, all of them")
         sizes = np.array(listed_sizes, dtype=np.int64)
         directories = [streams.directory for streams in work.streams]
         self._chunks = read_directories(directories, work.chunk_log2s, sizes)
-        borders = borders_of(self._chunks, len(sizes))
-        check_payloads(self._chunks, borders, payloads)
-        self._old, self._borders = self._send(sizes, borders)
+        self._borders = borders_of(sizes, work.chunk_log2s)
+        self._old, self._sent_borders = self._send(sizes)
         self._coded = numbers_of(self._chunks.is_coded)
         self._dense = numbers_of(self._chunks.is_dense)
         self._models = DeviceModels(work.models, work.dtype, self._device)
         self._index: WeightIndex | None = None
         self._is_indexed: torch.cuda.Event | None = None
 
-    def _send(
-        self, sizes: npt.NDArray[np.int64], borders: npt.NDArray[np.int64]
-    ) -> tuple[Bucket, torch.Tensor]:
+    def _send(self, sizes: npt.NDArray[np.int64]) -> tuple[Bucket, torch.Tensor]:
         """The old bits, without spans: chunks say what is looked at; and the pieces' borders."""
         olds = self._work.olds
-        addresses = np.array([old.data_ptr() for old in olds], dtype=np.int64)
-        at, lengths, sent = send_tables([addresses, sizes, borders], self._device)
+        addresses = addresses_of(olds)
+        at, lengths, sent = send_tables([addresses, sizes, self._borders], self._device)
         none = torch.empty(0, dtype=torch.int32, device=self._device)
         alignment = alignment_of(addresses, self._work.dtype.n_bytes)
         return Bucket(tuple(olds), at, lengths, none, none, alignment), sent
@@ -132,10 +126,14 @@ class _Decoder:
         if len(coded):
             self._index = index_weights(self._old, coded, self._models, work.dtype)
         self._is_indexed = mark(self._device)
+        # Not before: the host's threads would be in each other's way, and the device would wait.
+        payloads = [streams.payload for streams in work.streams]
+        sending = Sending(payloads, self._device)
+        check_payloads(found, self._borders, payloads)
         check_heads(found, work.models, work.dtype)
         check_padding(found, work.streams, work.dtype)
         dense = found.at(self._dense, self._device)
-        payload = self._sending.arrived()
+        payload = sending.arrived()
         room = self._room(coded, dense, payload)
         positions = torch.empty(sum(room.by_piece), dtype=torch.int32, device=self._device)
         first = room.first[self._on_device(self._coded)]
@@ -230,7 +228,7 @@ class _Decoder:
 
     def _by_piece(self, ends: torch.Tensor) -> torch.Tensor:
         """Sums over every piece's chunks, from those up to every chunk."""
-        return torch.cat([ends.new_zeros(1), ends])[self._borders].diff()
+        return torch.cat([ends.new_zeros(1), ends])[self._sent_borders].diff()
 
     def _on_device(self, numbers: Numbers) -> slice | torch.Tensor:
         """Numbers of chunks, to choose by."""

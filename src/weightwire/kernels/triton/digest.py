@@ -9,11 +9,12 @@ Results stay on the device as int64: the two's complement of the unsigned lanes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
@@ -23,9 +24,9 @@ from weightwire.kernels import mixing
 from weightwire.kernels.triton.launch import (
     TRITON_BITS,
     memory_at,
-    spans_of,
     to_device,
 )
+from weightwire.kernels.triton.memories import addresses_of
 from weightwire.kernels.triton.scatter import (
     Scatter,
     launch_part,
@@ -33,6 +34,7 @@ from weightwire.kernels.triton.scatter import (
     own_span,
     tabulate_writes,
 )
+from weightwire.kernels.triton.uploads import send_tables
 
 LOG2_BLOCK = tl.constexpr(8)
 BLOCK = tl.constexpr(256)
@@ -60,9 +62,12 @@ def digest_all(memories: Sequence[torch.Tensor], first_indices: Sequence[int]) -
     _check_counts(len(memories), first_indices)
     device = memories[0].device if memories else torch.device("cpu")
     lanes = torch.zeros((len(memories), 2), dtype=torch.int64, device=device)
-    keys = _keys_on(device)
-    for numbers in _alike(memories, first_indices):
-        _digest_alike(memories, first_indices, numbers, keys, lanes)
+    if memories:
+        found = _look_at(memories, first_indices)
+        for kind in sorted(
+            set(zip(found.n_bytes.tolist(), found.alignments.tolist(), strict=True))
+        ):
+            _digest_alike(found, kind, lanes)
     return lanes
 
 
@@ -114,6 +119,7 @@ def _check_counts(n: int, first_indices: Sequence[int]) -> None:
         raise StopError(f"{len(first_indices)} first indices for {n} digests")
 
 
+@cache
 def _keys_on(device: torch.device) -> torch.Tensor:
     return to_device(mixing.place_keys().view(np.int32), device)
 
@@ -121,48 +127,44 @@ def _keys_on(device: torch.device) -> torch.Tensor:
 # ------------------------------------------------------------------------------------ whole memory
 
 
-def _alike(memories: Sequence[torch.Tensor], first_indices: Sequence[int]) -> list[list[int]]:
-    """The numbers of memories that one launch can read: of one width, and aligned alike."""
-    groups: dict[tuple[int, int], list[int]] = {}
-    for number, (memory, first_index) in enumerate(zip(memories, first_indices, strict=True)):
-        _check_memory(memory, memories[0].device)
-        kind = memory.element_size(), _alignment(memory, first_index)
-        groups.setdefault(kind, []).append(number)
-    return list(groups.values())
+@dataclass(frozen=True)
+class _Found:
+    """Memories, looked at once: one entry each."""
 
-
-def _check_memory(memory: torch.Tensor, device: torch.device) -> None:
-    if memory.element_size() not in TRITON_BITS:
-        raise UnsupportedDType(f"no digest of {memory.dtype} elements here")
-    if memory.data_ptr() % memory.element_size():
-        raise StopError("digests need elements that start on borders of their own size")
-    if memory.device != device or memory.dim() != 1 or not memory.is_contiguous():
-        raise StopError("digests need flat memory without gaps, on one device")
-
-
-def _alignment(memory: torch.Tensor, first_index: int) -> int:
-    """Bytes that a thread may load at once: a power of two."""
-    return math.gcd(_block_address(memory, first_index), VECTOR_BYTES)
-
-
-def _block_address(memory: torch.Tensor, first_index: int) -> int:
+    sizes: npt.NDArray[np.int64]
+    n_bytes: npt.NDArray[np.int64]
+    """Of an element."""
+    firsts: npt.NDArray[np.int64]
+    block_addresses: npt.NDArray[np.int64]
     """Where the block of the first element would start, were all of it in memory."""
-    address: int = memory.data_ptr() - first_index % BLOCK.value * memory.element_size()
-    return address
+    alignments: npt.NDArray[np.int64]
+    """Bytes that a thread may load at once: a power of two."""
 
 
-def _digest_alike(
-    memories: Sequence[torch.Tensor],
-    first_indices: Sequence[int],
-    numbers: list[int],
-    keys: torch.Tensor,
-    lanes: torch.Tensor,
-) -> None:
-    """Add the digests of some memories to their rows of ``lanes``, with one launch."""
-    some = [memories[number] for number in numbers]
-    firsts = [first_indices[number] for number in numbers]
-    runs = _tabulate(some, firsts, numbers)
-    n_bytes, alignment = some[0].element_size(), _alignment(some[0], firsts[0])
+def _look_at(memories: Sequence[torch.Tensor], first_indices: Sequence[int]) -> _Found:
+    # There are hundreds: what is asked of each is asked of all at once.
+    n_bytes = np.array([*map(torch.Tensor.element_size, memories)], dtype=np.int64)
+    addresses = addresses_of(memories)
+    for odd in np.flatnonzero(~np.isin(n_bytes, list(TRITON_BITS))):
+        raise UnsupportedDType(f"no digest of {memories[odd].dtype} elements here")
+    if (addresses % n_bytes).any():
+        raise StopError("digests need elements that start on borders of their own size")
+    is_flat = {*map(torch.Tensor.dim, memories)} == {1}
+    is_whole = all(map(torch.Tensor.is_contiguous, memories))
+    if not is_flat or not is_whole or len({*map(torch.Tensor.get_device, memories)}) > 1:
+        raise StopError("digests need flat memory without gaps, on one device")
+    firsts = np.array(first_indices, dtype=np.int64)
+    blocks = addresses - firsts % BLOCK.value * n_bytes
+    alignments = np.gcd(blocks, VECTOR_BYTES)
+    sizes = np.array([*map(torch.Tensor.numel, memories)], dtype=np.int64)
+    return _Found(sizes, n_bytes, firsts, blocks, alignments)
+
+
+def _digest_alike(found: _Found, kind: tuple[int, int], lanes: torch.Tensor) -> None:
+    """Add the digests of all memories of one element width and alignment, with one launch."""
+    n_bytes, alignment = kind
+    numbers = np.flatnonzero((found.n_bytes == n_bytes) & (found.alignments == alignment))
+    runs = _tabulate(found, numbers, lanes.device)
     n_programs = len(runs.span_run)
     if not n_programs:
         return
@@ -170,8 +172,7 @@ def _digest_alike(
         _digest_kernel[(n_programs,)](
             runs.table,
             runs.span_run,
-            runs.span_number,
-            keys,
+            _keys_on(lanes.device),
             lanes,
             KIND=TRITON_BITS[n_bytes],
             VECTOR=alignment // n_bytes,
@@ -186,31 +187,33 @@ class _Runs:
     """Runs of elements, and their spans of whole blocks."""
 
     table: torch.Tensor
-    """int64 [n, 5]: address of the first block, first and end place, block number, digest.
+    """int64 [n, 6]: address of the first block, first and end place, block number, digest, first span.
 
     Places count from the start of a run's first block, which may lie before its memory.
     """
     span_run: torch.Tensor
-    span_number: torch.Tensor
+    """int32, one per span."""
 
 
-def _tabulate(memories: Sequence[torch.Tensor], firsts: list[int], numbers: list[int]) -> _Runs:
-    leads = [first % BLOCK.value for first in firsts]
-    rows = [
-        (_block_address(memory, first), lead, lead + len(memory), first // BLOCK.value, number)
-        for memory, first, lead, number in zip(memories, firsts, leads, numbers, strict=True)
-    ]
-    table, device = np.array(rows, dtype=np.int64), memories[0].device
-    n_spans = -(-table[:, 2] // (N_BLOCKS * BLOCK.value))
-    n_spans[table[:, 1] == table[:, 2]] = 0
-    return _Runs(to_device(table, device), *spans_of(n_spans, device))
+def _tabulate(found: _Found, numbers: npt.NDArray[np.intp], device: torch.device) -> _Runs:
+    firsts, sizes = found.firsts[numbers], found.sizes[numbers]
+    leads = firsts % BLOCK.value
+    n_spans = np.where(sizes > 0, -(-(leads + sizes) // (N_BLOCKS * BLOCK.value)), 0)
+    table = np.stack(
+        [
+            found.block_addresses[numbers], leads, leads + sizes, firsts // BLOCK.value, numbers,
+            np.cumsum(n_spans) - n_spans,
+        ],
+        axis=1,
+    )  # fmt: skip
+    span_run = np.repeat(np.arange(len(numbers), dtype=np.int32), n_spans)
+    return _Runs(*send_tables([table.reshape(-1), span_run], device))
 
 
 @triton.jit
 def _digest_kernel(
     runs,
     span_run,
-    span_number,
     keys,
     lanes,
     KIND: tl.constexpr,
@@ -224,8 +227,8 @@ def _digest_kernel(
     Only at a run's ends is a block not wholly in memory: all other spans are read without masks,
     which is what lets a thread load a whole vector.
     """
-    number = tl.load(span_number + tl.program_id(0)).to(tl.int64)
-    run = runs + 5 * tl.load(span_run + tl.program_id(0)).to(tl.int64)
+    run = runs + 6 * tl.load(span_run + tl.program_id(0)).to(tl.int64)
+    number = tl.program_id(0) - tl.load(run + 5)
     start = number * (N_BLOCKS * BLOCK)
     span = tl.load(run).to(tl.pointer_type(KIND)) + start
     # Said of the sum, since the compiler does not follow alignment through a cast of an address.

@@ -110,9 +110,9 @@ def _read_by_numpy(
     )  # fmt: skip
 
 
-def borders_of(chunks: Chunks, n_pieces: int) -> npt.NDArray[np.int64]:
+def borders_of(sizes: npt.NDArray[np.int64], log2s: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Every piece's first chunk, and the end of the last one's."""
-    borders: npt.NDArray[np.int64] = np.searchsorted(chunks.piece, np.arange(n_pieces + 1))
+    borders: npt.NDArray[np.int64] = np.append(0, np.cumsum(-(-sizes >> log2s)))
     return borders
 
 

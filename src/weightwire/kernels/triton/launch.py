@@ -69,16 +69,10 @@ def make_bucket(memories: Sequence[torch.Tensor], span: int) -> Bucket:
         raise StopError("a bucket holds flat memory without gaps")
     sizes = np.array([memory.numel() for memory in memories], dtype=np.int64)
     addresses = np.array([memory.data_ptr() for memory in memories], dtype=np.int64)
-    counts = -(-sizes // span)
-    numbers, within = spans_of(counts, first.device)
-    return Bucket(
-        tuple(memories),
-        to_device(addresses, first.device),
-        to_device(sizes, first.device),
-        numbers,
-        within,
-        alignment_of(addresses, first.element_size()),
-    )
+    tables: list[npt.NDArray[Any]] = [addresses, sizes, *owners_of(-(-sizes // span))]
+    at, lengths, numbers, within = send_tables(tables, first.device)
+    alignment = alignment_of(addresses, first.element_size())
+    return Bucket(tuple(memories), at, lengths, numbers, within, alignment)
 
 
 def alignment_of(addresses: npt.NDArray[np.int64], n_bytes: int) -> int:
@@ -86,15 +80,11 @@ def alignment_of(addresses: npt.NDArray[np.int64], n_bytes: int) -> int:
     return n_bytes if (addresses % VECTOR_BYTES).any() else VECTOR_BYTES
 
 
-def spans_of(counts: Any, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """For owners with so many spans each: every span's owner, and its number within it."""
-    total = int(counts.sum())
-    on_device = to_device(counts.astype(np.int64), device)
-    owners = torch.arange(len(counts), device=device, dtype=torch.int32)
-    owner = torch.repeat_interleave(owners, on_device, output_size=total)
-    starts = on_device.cumsum(0) - on_device
-    number = torch.arange(total, device=device) - starts[owner.long()]
-    return owner, number.to(torch.int32)
+def owners_of(counts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """For owners of so many things each: every thing's owner, and its number with it."""
+    owner = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+    firsts = (np.cumsum(counts) - counts).astype(np.int32)
+    return owner, np.arange(len(owner), dtype=np.int32) - np.repeat(firsts, counts)
 
 
 def to_device(array: Any, device: torch.device) -> torch.Tensor:

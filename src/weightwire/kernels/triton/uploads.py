@@ -7,7 +7,6 @@ of it are done.
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
@@ -18,7 +17,6 @@ import numpy.typing as npt
 import torch
 
 from weightwire.kernels import kernels
-from weightwire.kernels.triton.downloads import mark
 
 _TABLE_BYTES = 16
 """Tables in one memory begin at multiples of this."""
@@ -32,14 +30,11 @@ _TORCH = {
     np.dtype(np.int64): torch.int64,
 }
 
-_RUN_BYTES = 16 << 20
+_RUN_BYTES = 8 << 20
 """Joined at a time: what is joined travels while the next is being joined."""
 
-_MAX_THREADS = 8
-"""More do not copy faster."""
-
-_MAX_SENDERS = 2
-"""Payloads that are joined at a time."""
+_MAX_SENDERS = 8
+"""Threads that join; more do not copy faster."""
 
 
 def send_tables(tables: Sequence[npt.NDArray[Any]], device: torch.device) -> list[torch.Tensor]:
@@ -64,48 +59,47 @@ class Sending:
         n_bytes = sum(map(len, parts))
         # Never empty: a kernel may look at the first word of nothing.
         self._words = torch.empty(n_bytes // 4 + 1, dtype=torch.int32, device=device)
-        self._sent: Future[None] | None = None
+        self._sent: list[Future[None]] = []
         if device.type == "cpu":
             self._memory = self._words.view(torch.uint8)
             join_parts(parts, self._memory[:n_bytes].numpy())
-        else:
-            self._memory = torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)
-            self._sent = _senders().submit(self._send, parts, mark(device))
+            return
+        self._memory = torch.empty(n_bytes, dtype=torch.uint8, pin_memory=True)
+        stream = _copy_stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        # Should nobody ask for the words: their memory is not lent again before they are there.
+        self._words.record_stream(stream)
+        self._sent = [_senders().submit(self._send, first, run) for first, run in _runs(parts)]
 
     def joined(self) -> npt.NDArray[np.uint8]:
         """All parts in the host's memory, and maybe more behind them; waits until they are there."""
-        if self._sent is not None:
-            self._sent.result()
+        self._wait()
         joined: npt.NDArray[np.uint8] = self._memory.numpy()
         return joined
 
     def arrived(self) -> torch.Tensor:
         """The words, for whatever the current stream is given to do from now on."""
-        if self._sent is not None:
-            self._sent.result()
-            device = self._words.device
+        self._wait()
+        device = self._words.device
+        if device.type != "cpu":
             torch.cuda.current_stream(device).wait_stream(_copy_stream(device))
         return self._words
 
-    def _send(
-        self, parts: Sequence[npt.NDArray[np.uint8]], has_room: torch.cuda.Event | None
-    ) -> None:
-        stream = _copy_stream(self._words.device)
-        with torch.cuda.stream(stream):
-            if has_room is not None:
-                stream.wait_event(has_room)
-            to = self._words.view(torch.uint8)
-            for first, run in _runs(parts):
-                here = slice(first, first + sum(map(len, run)))
-                join_parts(run, self._memory[here].numpy())
-                to[here].copy_(self._memory[here], non_blocking=True)
-        # Should nobody ask for the words: their memory is not lent again before they are there.
-        self._words.record_stream(stream)
+    def _wait(self) -> None:
+        for sent in self._sent:
+            sent.result()
+
+    def _send(self, first: int, run: Sequence[npt.NDArray[np.uint8]]) -> None:
+        here = slice(first, first + sum(map(len, run)))
+        join_parts(run, self._memory[here].numpy())
+        with torch.cuda.stream(_copy_stream(self._words.device)):
+            there = self._words.view(torch.uint8)[here]
+            there.copy_(self._memory[here], non_blocking=True)
 
 
 @cache
 def _senders() -> ThreadPoolExecutor:
-    """To join takes as long as to look at all weights, and needs nothing of Python meanwhile."""
+    """Kept, since to start them takes longer than to join; they need nothing of Python meanwhile."""
     return ThreadPoolExecutor(_MAX_SENDERS, thread_name_prefix="weightwire-sender")
 
 
@@ -136,4 +130,4 @@ def join_parts(parts: Sequence[npt.NDArray[np.uint8]], out: npt.NDArray[np.uint8
         np.concatenate([*parts, out[:0]], out=out)
         return
     native: Any = importlib.import_module("weightwire._native")
-    native.join_parts(list(parts), out, min(len(os.sched_getaffinity(0)), _MAX_THREADS))
+    native.join_parts(list(parts), out)
