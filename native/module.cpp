@@ -415,24 +415,30 @@ void scatter_all(const nb::list& items, size_t n_threads) {
     });
 }
 
-// Copies parts into one memory, one after the other. The caller keeps the parts alive.
-void join_parts(const nb::list& items, InOut<uint8_t> out) {
-    std::vector<std::pair<const uint8_t*, size_t>> parts;
-    size_t n = 0;
+// Copies parts into one memory, one after the other, in slices that threads take in turn.
+// The caller keeps the parts alive.
+void join_parts(const nb::list& items, InOut<uint8_t> out, size_t n_threads) {
+    check_threads(n_threads);
+    constexpr size_t slice = size_t(1) << 20;
+    struct Slice {
+        const uint8_t* from;
+        size_t to, n;
+    };
+    std::vector<Slice> slices;
+    size_t at = 0;
     for (const auto item : items) {
         // Never converted: a copy would be gone before it is read.
         const auto part = nb::cast<In<uint8_t>>(item, false);
-        if (part.size() > out.size() - n) throw std::invalid_argument("parts are larger than their room");
-        parts.emplace_back(part.data(), part.size());
-        n += part.size();
+        if (part.size() > out.size() - at) throw std::invalid_argument("parts are larger than their room");
+        for (size_t first = 0; first < part.size(); first += slice)
+            slices.push_back({part.data() + first, at + first, std::min(slice, part.size() - first)});
+        at += part.size();
     }
-    if (n != out.size()) throw std::invalid_argument("parts do not fill their room");
+    if (at != out.size()) throw std::invalid_argument("parts do not fill their room");
     nb::gil_scoped_release release;
-    uint8_t* to = out.data();
-    for (const auto& [from, size] : parts) {
-        if (size) std::memcpy(to, from, size);
-        to += size;
-    }
+    run_jobs(slices.size(), n_threads, [&] {
+        return [&](size_t job) { std::memcpy(out.data() + slices[job].to, slices[job].from, slices[job].n); };
+    });
 }
 
 // Writes like scatter, and gives the bits that were there.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from weightwire.codec.classes import UNUSED_MODEL
-from weightwire.codec.model_batch import ModelBatch, build_models
+from weightwire.codec.model_batch import ModelBatch, batch_part, build_models, joined
 from weightwire.codec.piece import CODECS, EncodedPiece, thread_count
 from weightwire.errors import CorruptStream, StopError
 from weightwire.kernels.contract import DENSE, PLAIN_CHUNK, ClassModel, Streams
@@ -80,26 +81,27 @@ def encode_pieces(
     batches: list[ModelBatch] = []
 
     def works() -> Iterator[Work]:
-        given = mark(olds[0].device)
-        for part in _parts(olds):
+        given, parts = mark(olds[0].device), _parts(olds)
+        for part in parts:
             surveyed = _Surveyed(olds[part], news[part], dtype, given)
-            models, work = surveyed.work(dtype, thread_count(n_threads))
+            is_last = part is parts[-1]
+            models, work = surveyed.work(dtype, thread_count(n_threads), is_last=is_last)
             batches.append(models)
             yield work
+        # All is begun: there is time.
+        batches[:] = [joined(batches)]
 
     coded = encode_compact_all(works(), budget_bytes=budget_bytes)
-    # Looked at only after the first piece has come: from then on all models are there.
-    numbered = ((models, number) for models in batches for number in range(len(models)))
     return [
-        DevicePiece(old.numel(), streams, models, number)
-        for old, streams, (models, number) in zip(olds, coded, numbered, strict=True)
+        DevicePiece(old.numel(), streams, batches[0], number)
+        for number, (old, streams) in enumerate(zip(olds, coded, strict=True))
     ]
 
 
 _WHOLE_ELEMENTS = 1 << 28
 """Up to so many elements, all pieces begin together."""
 
-_FIRST_SHARE = 0.45
+_FIRST_SHARE = 0.54
 """Of more, so much goes ahead: the device works on it while the host deals with the others' models."""
 
 
@@ -131,7 +133,7 @@ class _Surveyed:
             self._batch = survey_memories(self.memories, dtype)
             self._counts = send_to_host(self._batch.counts)
 
-    def work(self, dtype: DType, n_threads: int) -> tuple[ModelBatch, Work]:
+    def work(self, dtype: DType, n_threads: int, *, is_last: bool) -> tuple[ModelBatch, Work]:
         """How to code them, and what the encoder is told; waits for the counts."""
         from weightwire.kernels.triton.slabs import Work
 
@@ -141,7 +143,8 @@ class _Surveyed:
         models, n_listed = build_models(keys, by_class, by_token, dtype, n_threads)
         rates = n_listed / np.maximum(by_class.sum(axis=1), 1)
         chunk_log2s = models.chunk_log2.astype(np.int64)
-        return models, Work(self.memories, dtype, _batch_arrays(models), chunk_log2s, rates)
+        arrays = _batch_arrays(models)
+        return models, Work(self.memories, dtype, arrays, chunk_log2s, rates, is_last)
 
 
 def _encode_plain(
@@ -185,17 +188,16 @@ def decode_pieces(
     if len(is_plain) > 1:
         raise StopError("pieces of both codecs; decode them apart")
     found = _decode_plain(olds, pieces, dtype) if is_plain.pop() else _decode(olds, pieces, dtype)
-    for changes, piece in zip(found, pieces, strict=True):
-        announced = piece.streams.n_changed
-        if changes.n_changed != announced:
-            raise CorruptStream(
-                f"{changes.n_changed} changes decoded where {announced} were announced"
-            )
+    told = [changes.n_changed for changes in found]
+    announced = [piece.streams.n_changed for piece in pieces]
+    if told != announced:
+        n, wanted = next(pair for pair in zip(told, announced, strict=True) if pair[0] != pair[1])
+        raise CorruptStream(f"{n} changes decoded where {wanted} were announced")
     return found
 
 
 def _is_plain(piece: EncodedPiece | DevicePiece) -> bool:
-    return (piece.models if isinstance(piece, DevicePiece) else piece.model) is None
+    return (piece.models if type(piece) is DevicePiece else piece.model) is None
 
 
 def _decode_plain(
@@ -222,36 +224,32 @@ def _models(
     pieces: Sequence[EncodedPiece | DevicePiece],
 ) -> tuple[ModelArrays, npt.NDArray[np.int64]]:
     """All models in one, and chunk sizes; models of pieces that were coded together are so already."""
-    from weightwire.kernels.triton.models import arrays_of, joined
+    from weightwire.kernels.triton.models import arrays_of
 
-    if not all(isinstance(piece, DevicePiece) for piece in pieces):
+    on_device = [piece for piece in pieces if type(piece) is DevicePiece]
+    if len(on_device) < len(pieces):
         models = [piece.model for piece in pieces if piece.model is not None]
         return arrays_of(models), np.array([p.chunk_log2 for p in pieces], dtype=np.int64)
-    runs = runs_of([piece for piece in pieces if isinstance(piece, DevicePiece)])
-    log2s = [models.chunk_log2[at] for models, at in runs]
-    arrays = joined([_batch_arrays(models).some(at) for models, at in runs])
-    return arrays, np.concatenate(log2s).astype(np.int64)
+    batch = joined([batch_part(models, at) for models, at in runs_of(on_device)])
+    return _batch_arrays(batch), batch.chunk_log2.astype(np.int64)
 
 
 def runs_of(
     pieces: Sequence[DevicePiece],
 ) -> list[tuple[ModelBatch, slice | npt.NDArray[np.intp]]]:
     """Where the models of compact pieces are: in which batches, and there at which numbers."""
-    runs: list[tuple[ModelBatch, list[int]]] = []
-    for piece in pieces:
-        if piece.models is None:
-            raise StopError("a plain piece has no model")
-        if not runs or runs[-1][0] is not piece.models:
-            runs.append((piece.models, []))
-        runs[-1][1].append(piece.number)
-    return [(models, _slice_of(numbers)) for models, numbers in runs]
+    _, _, batches, numbers = zip(*pieces, strict=True)
+    owners = np.fromiter(map(id, batches), dtype=np.int64, count=len(pieces))
+    at = np.array(numbers, dtype=np.intp)
+    borders = [0, *(np.flatnonzero(np.diff(owners)) + 1).tolist(), len(pieces)]
+    return [(batches[first], _slice_of(at[first:stop])) for first, stop in pairwise(borders)]
 
 
-def _slice_of(numbers: list[int]) -> slice | npt.NDArray[np.intp]:
+def _slice_of(numbers: npt.NDArray[np.intp]) -> slice | npt.NDArray[np.intp]:
     """Numbers that follow each other as a slice: what they choose need not be copied."""
-    first, last = numbers[0], numbers[-1] + 1
-    follow = numbers == list(range(first, last))
-    return slice(first, last) if follow else np.array(numbers, dtype=np.intp)
+    first = int(numbers[0])
+    follow = np.array_equal(numbers, np.arange(first, first + len(numbers)))
+    return slice(first, first + len(numbers)) if follow else numbers
 
 
 def _batch_arrays(models: ModelBatch) -> ModelArrays:

@@ -8,7 +8,8 @@ same numbers, and the reference backend calls it piece by piece.
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,19 @@ class ModelBatch:
                 for first, n, row in rows
             ),
         )
+
+
+def batch_part(models: ModelBatch, numbers: slice | npt.NDArray[np.intp]) -> ModelBatch:
+    """A few of them."""
+    return ModelBatch(*(getattr(models, field.name)[numbers] for field in fields(models)))
+
+
+def joined(batches: Sequence[ModelBatch]) -> ModelBatch:
+    """All of them, one after the other."""
+    if len(batches) == 1:
+        return batches[0]
+    columns = ([getattr(each, field.name) for each in batches] for field in fields(ModelBatch))
+    return ModelBatch(*(np.concatenate(column) for column in columns))
 
 
 def build_models(

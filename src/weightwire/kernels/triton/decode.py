@@ -96,6 +96,9 @@ class _Decoder:
     def __init__(self, work: Work) -> None:
         self._work = work
         self._device = work.olds[0].device
+        # First of all: it takes as long as to look at the weights, and goes by itself.
+        self._payloads = [streams.payload for streams in work.streams]
+        self._sending = Sending(self._payloads, self._device)
         listed_sizes = sizes_of(work.olds)
         if listed_sizes != list(work.n_elements):
             raise StopError("a compact piece is decoded against its old bits, all of them")
@@ -126,14 +129,11 @@ class _Decoder:
         if len(coded):
             self._index = index_weights(self._old, coded, self._models, work.dtype)
         self._is_indexed = mark(self._device)
-        # Not before: the host's threads would be in each other's way, and the device would wait.
-        payloads = [streams.payload for streams in work.streams]
-        sending = Sending(payloads, self._device)
-        check_payloads(found, self._borders, payloads)
+        check_payloads(found, self._borders, self._payloads)
         check_heads(found, work.models, work.dtype)
         check_padding(found, work.streams, work.dtype)
         dense = found.at(self._dense, self._device)
-        payload = sending.arrived()
+        payload = self._sending.arrived()
         room = self._room(coded, dense, payload)
         positions = torch.empty(sum(room.by_piece), dtype=torch.int32, device=self._device)
         first = room.first[self._on_device(self._coded)]

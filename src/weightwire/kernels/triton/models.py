@@ -133,14 +133,6 @@ FREQUENCY_SHIFT = 12
 """Where the frequency stands in an entry; the sum of those before it stands below."""
 
 
-def joined(parts: Sequence[ModelArrays]) -> ModelArrays:
-    """Models one after the other."""
-    if len(parts) == 1:
-        return parts[0]
-    columns = ([getattr(part, field.name) for part in parts] for field in fields(ModelArrays))
-    return ModelArrays(*(np.concatenate(column) for column in columns))
-
-
 def arrays_of(models: Sequence[ClassModel]) -> ModelArrays:
     """Models one by one, as arrays."""
     shape = (len(models), N_CLASSES)
@@ -160,6 +152,13 @@ def arrays_of(models: Sequence[ClassModel]) -> ModelArrays:
         tokens,
         frequencies,
     )
+
+
+def repeated(model: ClassModel, n: int) -> ModelArrays:
+    """One model for so many pieces; nothing is copied."""
+    one = arrays_of([model])
+    columns = (getattr(one, field.name)[0] for field in fields(one))
+    return ModelArrays(*(np.broadcast_to(column, (n, *column.shape)) for column in columns))
 
 
 def _send_steps(arrays: ModelArrays, device: torch.device) -> StepModels:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -50,20 +49,15 @@ def decode_plain_all(
     is_dense = heads >> 24 == PLAIN_DENSE
     n_listed = np.where(is_dense, n, heads & 0xFFFFFF)
     out = _list(sending.arrived(), heads, n, first, n_listed, counts, dtype)
-    return [
-        DeviceChanges(out[0][a:b], out[1][a:b], last - first)
-        for (a, b), (first, last) in zip(
-            _borders(n_listed, counts), _borders(heads & 0xFFFFFF, counts), strict=True
-        )
-    ]
+    sizes_out, n_changed = _by_piece(n_listed, counts), _by_piece(heads & 0xFFFFFF, counts)
+    return list(map(DeviceChanges, out[0].split(sizes_out), out[1].split(sizes_out), n_changed))
 
 
-def _borders(
-    by_chunk: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
-) -> Iterable[tuple[int, int]]:
-    """Every piece's stretch of what its chunks have so many of."""
-    ends = np.concatenate([[0], np.cumsum(by_chunk)])
-    return pairwise(ends[[0, *np.cumsum(counts)]].tolist())
+def _by_piece(by_chunk: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> list[int]:
+    """Sums over every piece's chunks."""
+    ends = np.append(0, np.cumsum(by_chunk))
+    sums: list[int] = np.diff(ends[np.append(0, np.cumsum(counts))]).tolist()
+    return sums
 
 
 def _heads(

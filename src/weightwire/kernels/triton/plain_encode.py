@@ -23,7 +23,7 @@ from weightwire.kernels.triton.collect import GROUP, Segments, collect, count_bi
 from weightwire.kernels.triton.cuts import MAX_SEGMENT_LOG2, Cuts
 from weightwire.kernels.triton.launch import TRITON_BITS, memory_at
 from weightwire.kernels.triton.memories import Memories
-from weightwire.kernels.triton.models import arrays_of
+from weightwire.kernels.triton.models import repeated
 from weightwire.kernels.triton.slabs import (
     Launched,
     Slab,
@@ -59,7 +59,7 @@ def encode_plain_all(
     alike = replace(dtype, key_shift=0, key_mask=0)
     n_pieces = len(memories.sizes)
     chunk_log2s = np.full(n_pieces, _CHUNK_LOG2, dtype=np.int64)
-    models = arrays_of([_ALL_ALIKE] * n_pieces)
+    models = repeated(_ALL_ALIKE, n_pieces)
     work = Work(memories, alike, models, chunk_log2s, rates)
     return in_slabs([work], budget_bytes, _launch, _finish, _too_crowded)
 

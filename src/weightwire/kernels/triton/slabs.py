@@ -43,6 +43,9 @@ _LISTED_BYTES = 13
 
 _PAYLOAD_BYTES = 1.5
 
+_LAST_SHARE = 0.7
+"""What the last slab has of the others' size."""
+
 _FIXED_SHARE = 1 / 256
 """What sums and tables take, per element."""
 
@@ -59,6 +62,8 @@ class Work:
     chunk_log2s: npt.NDArray[np.int64]
     rates: npt.NDArray[np.float64]
     """How many elements of each piece's sample are listed: changed, or expected to."""
+    is_last: bool = True
+    """Nothing else is begun after it."""
 
     def some(self, numbers: Sequence[int], more: float) -> Work:
         """A few of the pieces, so many times as crowded as their samples say."""
@@ -131,7 +136,10 @@ def _finish(
 
 
 def _slabs(work: Work, budget_bytes: int) -> list[slice]:
-    """Pieces that are coded together: in order, about equally many bytes at a time."""
+    """Pieces that are coded together: in order, about equally many bytes at a time.
+
+    The last are fewer: nothing hides what is done with them.
+    """
     sizes = work.memories.sizes.astype(np.float64)
     listed = np.minimum(_MARGIN * work.rates, 1)
     records = np.minimum(listed, 1 / GROUP_ELEMENTS)
@@ -139,8 +147,10 @@ def _slabs(work: Work, budget_bytes: int) -> list[slice]:
     whole = max(budget_bytes, MIN_BUDGET)
     # Every slab's payload is there until the last slab was begun.
     budget = max(whole - float((sizes * listed).sum()) * _PAYLOAD_BYTES, whole / 4)
-    n_slabs = max(1, int(np.ceil(needed.sum() / budget)))
-    borders = np.searchsorted(np.cumsum(needed), needed.sum() * np.arange(1, n_slabs) / n_slabs)
+    short = 1 - _LAST_SHARE if work.is_last else 0
+    n_slabs = max(1, int(np.ceil(needed.sum() / budget + short)))
+    shares = np.arange(1, n_slabs) / (n_slabs - short)
+    borders = np.searchsorted(np.cumsum(needed), needed.sum() * shares)
     ends = np.unique([0, *borders.tolist(), len(sizes)])
     return [slice(first, last) for first, last in pairwise(ends.tolist())]
 

@@ -7,6 +7,7 @@ of it are done.
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
@@ -30,11 +31,11 @@ _TORCH = {
     np.dtype(np.int64): torch.int64,
 }
 
-_RUN_BYTES = 8 << 20
+_RUN_BYTES = 64 << 20
 """Joined at a time: what is joined travels while the next is being joined."""
 
-_MAX_SENDERS = 8
-"""Threads that join; more do not copy faster."""
+_MAX_THREADS = 8
+"""More do not copy faster."""
 
 
 def send_tables(tables: Sequence[npt.NDArray[Any]], device: torch.device) -> list[torch.Tensor]:
@@ -59,7 +60,7 @@ class Sending:
         n_bytes = sum(map(len, parts))
         # Never empty: a kernel may look at the first word of nothing.
         self._words = torch.empty(n_bytes // 4 + 1, dtype=torch.int32, device=device)
-        self._sent: list[Future[None]] = []
+        self._sent: Future[None] | None = None
         if device.type == "cpu":
             self._memory = self._words.view(torch.uint8)
             join_parts(parts, self._memory[:n_bytes].numpy())
@@ -69,38 +70,36 @@ class Sending:
         stream.wait_stream(torch.cuda.current_stream(device))
         # Should nobody ask for the words: their memory is not lent again before they are there.
         self._words.record_stream(stream)
-        self._sent = [_senders().submit(self._send, first, run) for first, run in _runs(parts)]
+        self._sent = _senders().submit(self._send, parts)
 
     def joined(self) -> npt.NDArray[np.uint8]:
         """All parts in the host's memory, and maybe more behind them; waits until they are there."""
-        self._wait()
+        if self._sent is not None:
+            self._sent.result()
         joined: npt.NDArray[np.uint8] = self._memory.numpy()
         return joined
 
     def arrived(self) -> torch.Tensor:
         """The words, for whatever the current stream is given to do from now on."""
-        self._wait()
-        device = self._words.device
-        if device.type != "cpu":
+        if self._sent is not None:
+            self._sent.result()
+            device = self._words.device
             torch.cuda.current_stream(device).wait_stream(_copy_stream(device))
         return self._words
 
-    def _wait(self) -> None:
-        for sent in self._sent:
-            sent.result()
-
-    def _send(self, first: int, run: Sequence[npt.NDArray[np.uint8]]) -> None:
-        here = slice(first, first + sum(map(len, run)))
-        join_parts(run, self._memory[here].numpy())
+    def _send(self, parts: Sequence[npt.NDArray[np.uint8]]) -> None:
+        to = self._words.view(torch.uint8)
         with torch.cuda.stream(_copy_stream(self._words.device)):
-            there = self._words.view(torch.uint8)[here]
-            there.copy_(self._memory[here], non_blocking=True)
+            for first, run in _runs(parts):
+                here = slice(first, first + sum(map(len, run)))
+                join_parts(run, self._memory[here].numpy())
+                to[here].copy_(self._memory[here], non_blocking=True)
 
 
 @cache
 def _senders() -> ThreadPoolExecutor:
-    """Kept, since to start them takes longer than to join; they need nothing of Python meanwhile."""
-    return ThreadPoolExecutor(_MAX_SENDERS, thread_name_prefix="weightwire-sender")
+    """Few, since each has threads of its own that need nothing of Python."""
+    return ThreadPoolExecutor(2, thread_name_prefix="weightwire-sender")
 
 
 @cache
@@ -130,4 +129,4 @@ def join_parts(parts: Sequence[npt.NDArray[np.uint8]], out: npt.NDArray[np.uint8
         np.concatenate([*parts, out[:0]], out=out)
         return
     native: Any = importlib.import_module("weightwire._native")
-    native.join_parts(list(parts), out)
+    native.join_parts(list(parts), out, min(len(os.sched_getaffinity(0)), _MAX_THREADS))
