@@ -160,17 +160,23 @@ def _list_tile(sums, tile, records, all_marks, tile_weighed, first_tile, room, w
     row = tl.sum(in_row, axis=1)
     row_records = (row >> ROW_RECORDS_SHIFT) & ROW_RECORDS_MASK
     in_tile = (row & ROW_WEIGHT_MASK) | (row_records << TILE_RECORDS_SHIFT)
-    before_row = tl.cumsum(in_tile, axis=0) - in_tile
     total = tl.sum(in_tile, axis=0)
+    # By every lane for itself: lanes that share it would have to wait for each other.
+    rows = tl.broadcast_to(in_tile[:, None], (ROWS, ROW_GROUPS))
+    before_row = tl.cumsum(rows, axis=0) - rows
 
-    start = (before_group & ROW_WEIGHT_MASK) + (before_row & TILE_WEIGHT_MASK)[:, None]
+    start = (before_group & ROW_WEIGHT_MASK) + (before_row & TILE_WEIGHT_MASK)
     rank = (before_group >> ROW_RECORDS_SHIFT) & ROW_RECORDS_MASK
-    rank = done + (rank + (before_row >> TILE_RECORDS_SHIFT)[:, None]).to(tl.int32)
+    rank = done + (rank + (before_row >> TILE_RECORDS_SHIFT)).to(tl.int32)
     number = tl.arange(0, ROWS)[:, None] * ROW_GROUPS + tl.arange(0, ROW_GROUPS)[None, :]
     number += tile * TILE_GROUPS
     record = start | (number.to(tl.uint32) << GROUP_SHIFT)
     marks = ((sums >> MARK_SHIFT) & 0xFF) | ((sums >> CHANGED_SHIFT) << 8)
-    is_on = has_record & (rank < room)
+    # As a line: of a square, the compiler would turn rows into columns first, through shared memory.
+    rank = tl.reshape(rank, (TILE_GROUPS,))
+    is_on = tl.reshape(has_record, (TILE_GROUPS,)) & (rank < room)
+    record = tl.reshape(record, (TILE_GROUPS,))
+    marks = tl.reshape(marks, (TILE_GROUPS,))
     tl.store(records + rank, record.to(tl.int32, bitcast=True), mask=is_on)
     tl.store(all_marks + rank, marks.to(tl.uint16).to(tl.int16, bitcast=True), mask=is_on)
     tl.store(tile_weighed + first_tile + tile, weighed)

@@ -44,7 +44,7 @@ _LISTED_BYTES = 13
 _PAYLOAD_BYTES = 1.5
 
 _LAST_SHARE = 0.7
-"""What the last slab has of the others' size."""
+"""What the last slab has of the others' size, if that saves it without one more."""
 
 _FIXED_SHARE = 1 / 256
 """What sums and tables take, per element."""
@@ -147,10 +147,11 @@ def _slabs(work: Work, budget_bytes: int) -> list[slice]:
     whole = max(budget_bytes, MIN_BUDGET)
     # Every slab's payload is there until the last slab was begun.
     budget = max(whole - float((sizes * listed).sum()) * _PAYLOAD_BYTES, whole / 4)
-    short = 1 - _LAST_SHARE if work.is_last else 0
-    n_slabs = max(1, int(np.ceil(needed.sum() / budget + short)))
-    shares = np.arange(1, n_slabs) / (n_slabs - short)
-    borders = np.searchsorted(np.cumsum(needed), needed.sum() * shares)
+    n_slabs = max(1, int(np.ceil(needed.sum() / budget)))
+    even = needed.sum() / n_slabs
+    shorter = needed.sum() / (n_slabs - 1 + _LAST_SHARE)
+    each = min(max(budget, even), shorter) if work.is_last else even
+    borders = np.searchsorted(np.cumsum(needed), each * np.arange(1, n_slabs))
     ends = np.unique([0, *borders.tolist(), len(sizes)])
     return [slice(first, last) for first, last in pairwise(ends.tolist())]
 
