@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-N_ROUNDS = 7
+N_ROUNDS = 15
 MIN_ROUNDS = 5
 SOME_SECONDS = 5.0
 """After so long the rounds end once there are enough of them for a median."""

@@ -55,6 +55,10 @@ TILE_WEIGHT_MASK = tl.constexpr((1 << 19) - 1)
 TILE_RECORDS_SHIFT = tl.constexpr(19)
 
 
+_REGISTERS = 80
+"""Fewer than it would take: warps that wait for memory leave room for more of them, and for coders."""
+
+
 @dataclass(frozen=True)
 class Segments:
     """What a pass over some pieces found, segment by segment."""
@@ -95,6 +99,7 @@ def collect(cuts: Cuts, models: DeviceModels, dtype: DType) -> Segments:
         KIND=TRITON_BITS[dtype.n_bytes], SHIFT=dtype.key_shift, MASK=dtype.key_mask,
         N_KEYS=models.n_keys, HAS_EXPECTED=models.has_expected, ALIGNMENT=cuts.alignment,
         IS_PAIRED=dtype.n_bytes == 2 and cuts.alignment == VECTOR_BYTES, num_warps=1,
+        maxnreg=_REGISTERS,
     )  # fmt: skip
     return found
 

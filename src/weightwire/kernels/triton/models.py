@@ -168,14 +168,17 @@ def _send_steps(arrays: ModelArrays, device: torch.device) -> StepModels:
         | arrays.n_tokens.astype(np.int32) << COUNT_SHIFT
         | is_one_step.astype(np.int32) << ONE_STEP_SHIFT
     )
-    frequencies = np.ascontiguousarray(arrays.frequencies).view(np.int16)
+    # Most of a row is past the last token: nobody looks there.
+    most = max(1, int(arrays.n_tokens.max(initial=0)))
+    frequencies = np.ascontiguousarray(arrays.frequencies[:, :, :most]).view(np.int16)
     tokens = np.ascontiguousarray(arrays.tokens)
     flat = [tables.reshape(-1), tokens.reshape(-1), frequencies.reshape(-1)]
     shape = (len(arrays.base_keys), N_CLASSES)
     sent = send_tables(flat, device)
-    counts = sent[2].view(*shape, ROW).int()
+    counts = sent[2].view(*shape, most).int()
     starts = counts.cumsum(-1, dtype=torch.int32) - counts
-    entries = starts | counts << FREQUENCY_SHIFT
+    entries = torch.zeros((*shape, ROW), dtype=torch.int32, device=device)
+    entries[:, :, :most] = starts | counts << FREQUENCY_SHIFT
     every = sent[1].view(*shape, -1)
     if every.shape[-1] < ROW:
         every = every + torch.arange(ROW, dtype=torch.uint8, device=device)

@@ -30,7 +30,7 @@ from weightwire.kernels.triton.pop import EVENTS, HAS_EXCEPTIONS, LANES, SLOTS, 
 from weightwire.kernels.triton.weight_index import CodedChunks
 from weightwire.model import DType
 
-_BLOCK = 256
+_BLOCK = 128
 """Changes that are applied at a time."""
 
 # What the list says of a change: its place among what the chunk has listed, and
