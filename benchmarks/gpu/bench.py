@@ -197,12 +197,12 @@ def measure_activation(bench: Bench) -> Rows:
 
 def measure_encode(bench: Bench, codec: str) -> Rows:
     """From two versions on the device to streams in the host's memory."""
-    encoded = ours.encode(bench.olds, bench.news, codec)
+    encoded = ours.encode(bench.olds, bench.news, codec, bench.n_bytes)
     n_bytes = ours.n_stream_bytes(encoded)
     n_changed = max(bench.pair.n_changed, 1)
     yield bench.row(
         f"diff+encode {codec}",
-        lambda: ours.encode(bench.olds, bench.news, codec),
+        lambda: ours.encode(bench.olds, bench.news, codec, bench.n_bytes),
         2 * bench.n_bytes + n_bytes,
         takes_host=True,
         beside="torch diff to host",

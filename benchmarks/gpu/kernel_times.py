@@ -24,8 +24,8 @@ def main(n_elements: int, density: float) -> None:
     pair: Pair = make_pair(model, *flat, density)
     print(f"{n_elements:,} elements, {pair.n_changed:,} changed, {BF16.name}")
     olds, news = pair.pieces_of(pair.old), pair.pieces_of(pair.new)
-    coded = ours.encode(olds, news, "compact")
-    show("encode", lambda: ours.encode(olds, news, "compact"))
+    coded = ours.encode(olds, news, "compact", model.n_bytes)
+    show("encode", lambda: ours.encode(olds, news, "compact", model.n_bytes))
     show("decode", lambda: ours.decode(olds, coded))
     show("digest", lambda: ours.digest(olds, pair.first_indices))
 

@@ -22,11 +22,12 @@ class Missing(Exception):
     """This checkout has no such kernel."""
 
 
-def encode(olds: Sequence[torch.Tensor], news: Sequence[torch.Tensor], codec: str) -> list[Any]:
-    """Compare and code all pieces; the streams are in the host's memory afterwards."""
+def encode(
+    olds: Sequence[torch.Tensor], news: Sequence[torch.Tensor], codec: str, n_bytes: int
+) -> list[Any]:
+    """Compare and code all pieces, ``n_bytes`` in all; the streams are then in the host's memory."""
     from weightwire.codec.device_pieces import encode_pieces
 
-    n_bytes = sum(old.numel() * old.element_size() for old in olds)
     return list(encode_pieces(olds, news, BF16, codec, budget_bytes=n_bytes * 45 // 1000))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import count, pairwise, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -79,6 +79,7 @@ def encode_pieces(
     if codec == "plain":
         return _encode_plain(olds, news, dtype, budget_bytes)
     batches: list[ModelBatch] = []
+    sizes: list[int] = []
 
     def works() -> Iterator[Work]:
         given, parts = mark(olds[0].device), _parts(olds)
@@ -87,15 +88,13 @@ def encode_pieces(
             is_last = part is parts[-1]
             models, work = surveyed.work(dtype, thread_count(n_threads), is_last=is_last)
             batches.append(models)
+            sizes.extend(work.memories.sizes.tolist())
             yield work
         # All is begun: there is time.
         batches[:] = [joined(batches)]
 
-    coded = encode_compact_all(works(), budget_bytes=budget_bytes)
-    return [
-        DevicePiece(old.numel(), streams, batches[0], number)
-        for number, (old, streams) in enumerate(zip(olds, coded, strict=True))
-    ]
+    coded = list(encode_compact_all(works(), budget_bytes=budget_bytes))
+    return list(map(DevicePiece, sizes, coded, repeat(batches[0]), count()))
 
 
 _WHOLE_ELEMENTS = 1 << 28

@@ -40,52 +40,93 @@ def encode_compact_all(works: Iterable[Work], *, budget_bytes: int) -> Iterator[
 
     All of it is begun before the first comes; the rest comes as the device gets ready.
     """
+    coder = _Coder()
     try:
-        yield from in_slabs(works, budget_bytes, _Coder().launch, _finish, _on_host)
+        yield from in_slabs(
+            coder.between(works), budget_bytes, coder.launch, _Underway.finish, _on_host
+        )
     except BaseException:
         # What was begun reads memory that is given up now.
         settle()
         raise
 
 
-class _Coder:
-    """Begins slab after slab: one is coded beside the next one's pass over memory.
+class _Underway:
+    """A slab whose pass over memory was begun, and what brings its elements together."""
 
-    The coder keeps few lanes of a device busy for long, the pass keeps all of its memory busy.
-    """
+    def __init__(self, slab: Slab) -> None:
+        """Begin it; nothing is waited for."""
+        self._slab, self._device = slab, slab.cuts.device
+        self._records: Segments | None = None
+        self._elements: Gathered | None = None
+        self._gathered: torch.cuda.Event | None = None
+        self._launched: Launched | None = None
+        if slab.cuts.n_chunks:
+            self._records = collect(slab.cuts, slab.models, slab.dtype)
+        self._listed = mark(self._device)
 
-    def __init__(self) -> None:
-        self._held: tuple[Segments, torch.cuda.Event | None] | None = None
-        """The last slab's records, and the moment from which on nobody reads them."""
+    def gather(self) -> None:
+        """Begin to bring together what was listed."""
+        if self._records is not None:
+            with beside(self._device, self._listed, "coder", is_urgent=True):
+                self._elements = _gather(self._slab, self._records)
+                self._gathered = mark(self._device)
 
-    def launch(self, slab: Slab) -> tuple[Slab, Launched]:
-        """Begin a slab; nothing is waited for."""
-        device = slab.cuts.device
-        if not slab.cuts.n_chunks:
-            return slab, nothing(slab)
-        self._let_go(device)
-        found = collect(slab.cuts, slab.models, slab.dtype)
-        with beside(device, mark(device), "coder", is_urgent=True):
-            gathered = _gather(slab, found)
-            self._held = found, mark(device)
-            return slab, _push(slab, gathered)
+    def push(self) -> Launched:
+        """Begin all the rest."""
+        if self._elements is not None:
+            with beside(self._device, self._gathered, "coder", is_urgent=True):
+                self._launched = _push(self._slab, self._elements)
+            self._elements = None
+        return self._launched or nothing(self._slab)
 
-    def _let_go(self, device: torch.device) -> None:
-        """From here on the last slab's records are the next one's memory.
+    def let_go(self) -> None:
+        """From here on its records are the next slab's memory.
 
         With room for those of more slabs, slabs would be shorter, and nothing would be gained.
         """
-        if self._held is not None and self._held[1] is not None:
-            torch.cuda.current_stream(device).wait_event(self._held[1])
-        self._held = None
+        if self._gathered is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._gathered)
+        self._records = None
+
+    def finish(self) -> dict[int, Streams]:
+        """The pieces that could be coded, by number."""
+        (heads, sizes, n_changed, is_short), words = self.push().wait()
+        directory = np.stack([heads, sizes], axis=1).view(np.uint32)
+        counts = self._slab.cuts.chunk_counts
+        return split(counts, directory, sizes, n_changed, words, is_short)
 
 
-def _finish(begun: tuple[Slab, Launched]) -> dict[int, Streams]:
-    """The pieces that could be coded, by number."""
-    slab, coding = begun
-    (heads, sizes, n_changed, is_short), words = coding.wait()
-    directory = np.stack([heads, sizes], axis=1).view(np.uint32)
-    return split(slab.cuts.chunk_counts, directory, sizes, n_changed, words, is_short)
+class _Coder:
+    """Begins slab after slab: one is coded beside the next one's pass over memory.
+
+    The coder keeps few lanes of a device busy for long, the pass keeps all of its memory busy: so the
+    next pass is begun before the coder of the last, and what the host does for it takes no time.
+    """
+
+    def __init__(self) -> None:
+        self._last: _Underway | None = None
+
+    def launch(self, slab: Slab) -> _Underway:
+        """Begin a slab; nothing is waited for."""
+        if self._last is not None:
+            self._last.let_go()
+        underway = _Underway(slab)
+        self.push_last()
+        underway.gather()
+        self._last = underway
+        return underway
+
+    def push_last(self) -> None:
+        """Begin what is left to begin."""
+        if self._last is not None:
+            self._last.push()
+
+    def between(self, works: Iterable[Work]) -> Iterator[Work]:
+        """The same works; nothing is left to begin while the host is busy with the next one."""
+        for work in works:
+            yield work
+            self.push_last()
 
 
 def _gather(slab: Slab, found: Segments) -> Gathered:

@@ -222,11 +222,9 @@ def split(
     # One by one, views would take longer than all else.
     raw = payload.view(np.uint8)
     return {
-        number: Streams(
-            directory[rows[0] : rows[1]], raw[4 * body[0] : 4 * body[1]], changed[1] - changed[0]
-        )
-        for number, (rows, body, changed, (before, after)) in enumerate(
+        number: Streams(directory[row:next_row], raw[4 * word : 4 * next_word], after - before)
+        for number, ((row, next_row), (word, next_word), (before, after), (n, now)) in enumerate(
             zip(pairwise(ends.tolist()), words, changes, short, strict=True)
         )
-        if before == after
+        if n == now
     }
