@@ -1,6 +1,7 @@
 """Two small states made of integer formulas alone, so that they never change; and what they must give.
 
-``python tests/golden/small_states.py`` writes ``patches.json`` anew, after a change of the format.
+``python tests/golden/small_states.py`` writes ``patches.json`` anew, after a change of what is written.
+What it held before goes to ``earlier_patches.json``: it must stay readable.
 """
 
 from __future__ import annotations
