@@ -59,6 +59,14 @@ class Work:
 
 
 @dataclass(frozen=True)
+class _Chosen:
+    """The numbers of some chunks, to choose them by: on the host, and on the device."""
+
+    here: Numbers
+    there: slice | torch.Tensor
+
+
+@dataclass(frozen=True)
 class _Room:
     """What every chunk lists, and where."""
 
@@ -107,8 +115,8 @@ class _Decoder:
         self._chunks = read_directories(directories, work.chunk_log2s, sizes)
         self._borders = borders_of(sizes, work.chunk_log2s)
         self._old, self._sent_borders = self._send(sizes)
-        self._coded = numbers_of(self._chunks.is_coded)
-        self._dense = numbers_of(self._chunks.is_dense)
+        self._coded = self._chosen(self._chunks.is_coded)
+        self._dense = self._chosen(self._chunks.is_dense)
         self._models = DeviceModels(work.models, work.dtype, self._device)
         self._index: WeightIndex | None = None
         self._is_indexed: torch.cuda.Event | None = None
@@ -125,25 +133,25 @@ class _Decoder:
     def decode(self) -> list[DeviceChanges]:
         """Count what only the old bits can tell, then list."""
         found, work = self._chunks, self._work
-        coded = found.at(self._coded, self._device)
+        coded = found.at(self._coded.here, self._device)
         if len(coded):
             self._index = index_weights(self._old, coded, self._models, work.dtype)
         self._is_indexed = mark(self._device)
         check_payloads(found, self._borders, self._payloads)
         check_heads(found, work.models, work.dtype)
         check_padding(found, work.streams, work.dtype)
-        dense = found.at(self._dense, self._device)
+        dense = found.at(self._dense.here, self._device)
         payload = self._sending.arrived()
         room = self._room(coded, dense, payload)
         positions = torch.empty(sum(room.by_piece), dtype=torch.int32, device=self._device)
-        first = room.first[self._on_device(self._coded)]
+        first = room.first[self._coded.there]
         found_places = self._find_places(coded, payload, room.n_expected, first, positions)
         # What comes now has its room instead of the sums, which nobody asks for any more.
         self._index = None
         bits = torch.empty(len(positions), dtype=work.olds[0].dtype, device=self._device)
         listed = self._merge(coded, found_places, first, positions, bits)
         if len(dense):
-            first_dense = room.first[self._on_device(self._dense)]
+            first_dense = room.first[self._dense.there]
             list_dense(self._old, dense, payload, work.dtype, first_dense, positions, bits)
         # Cut while the device still lists.
         shares = positions.split(room.by_piece), bits.split(room.by_piece)
@@ -160,11 +168,11 @@ class _Decoder:
         n_expected = torch.zeros(1, dtype=torch.int64, device=self._device)
         if self._index is not None:
             expected = self._index.marks.counts
-            counts[self._on_device(self._coded)] = (coded.head & EVENT_MASK) + expected
+            counts[self._coded.there] = (coded.head & EVENT_MASK) + expected
             n_expected = expected.sum(0, keepdim=True)
         if len(dense):
             counted = count_dense(self._old, dense, payload, self._work.dtype)
-            counts[self._on_device(self._dense)] = counted
+            counts[self._dense.there] = counted
         ends = counts.cumsum(0, dtype=torch.int64)
         *by_piece, n_all_expected = to_host(torch.cat([self._by_piece(ends), n_expected])).tolist()
         return _Room(counts, ends - counts, by_piece, n_all_expected)
@@ -218,7 +226,7 @@ class _Decoder:
         if listed is None:
             return room.by_piece
         trouble, n_changed = listed.popped.told
-        room.counts[self._on_device(self._coded)] = n_changed
+        room.counts[self._coded.there] = n_changed
         sums = self._by_piece(room.counts.cumsum(0, dtype=torch.int64))
         by_piece: list[int]
         *by_piece, worst = to_host(torch.cat([sums, trouble.max().long()[None]])).tolist()
@@ -230,9 +238,7 @@ class _Decoder:
         """Sums over every piece's chunks, from those up to every chunk."""
         return torch.cat([ends.new_zeros(1), ends])[self._sent_borders].diff()
 
-    def _on_device(self, numbers: Numbers) -> slice | torch.Tensor:
-        """Numbers of chunks, to choose by."""
-        if isinstance(numbers, slice):
-            return numbers
-        (sent,) = send_tables([numbers], self._device)
-        return sent
+    def _chosen(self, is_chosen: npt.NDArray[np.bool_]) -> _Chosen:
+        here = numbers_of(is_chosen)
+        there = here if isinstance(here, slice) else send_tables([here], self._device)[0]
+        return _Chosen(here, there)
