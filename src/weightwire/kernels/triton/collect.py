@@ -19,7 +19,7 @@ import triton.language as tl
 
 from weightwire.kernels.triton.cuts import TILE_ELEMENTS, Cuts
 from weightwire.kernels.triton.elements import MARK_SHIFT, WEIGHT_MASK, told_by_key
-from weightwire.kernels.triton.launch import TRITON_BITS, VECTOR_BYTES, memory_at
+from weightwire.kernels.triton.launch import TRITON_BITS, VECTOR_BYTES, memory_at, register_limit
 from weightwire.kernels.triton.models import DeviceModels
 from weightwire.model import DType
 
@@ -99,7 +99,7 @@ def collect(cuts: Cuts, models: DeviceModels, dtype: DType) -> Segments:
         KIND=TRITON_BITS[dtype.n_bytes], SHIFT=dtype.key_shift, MASK=dtype.key_mask,
         N_KEYS=models.n_keys, HAS_EXPECTED=models.has_expected, ALIGNMENT=cuts.alignment,
         IS_PAIRED=dtype.n_bytes == 2 and cuts.alignment == VECTOR_BYTES, num_warps=1,
-        maxnreg=_REGISTERS,
+        **register_limit(_REGISTERS),
     )  # fmt: skip
     return found
 

@@ -87,6 +87,11 @@ def owners_of(counts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int32], npt
     return owner, np.arange(len(owner), dtype=np.int32) - np.repeat(firsts, counts)
 
 
+def register_limit(n: int) -> dict[str, int]:
+    """The launch option for at most so many registers a thread; only NVIDIA's compiler has it."""
+    return {} if torch.version.hip else {"maxnreg": n}
+
+
 def to_device(array: Any, device: torch.device) -> torch.Tensor:
     """A small table, sent without waiting for it to arrive."""
     flat = np.ascontiguousarray(array)

@@ -31,6 +31,7 @@ from weightwire.kernels.triton.launch import (
     VECTOR_BYTES,
     Bucket,
     memory_at,
+    register_limit,
 )
 from weightwire.kernels.triton.models import DeviceModels, gap_slots
 from weightwire.kernels.triton.weight_index import (
@@ -116,7 +117,7 @@ def pop_gaps(
         KIND=TRITON_BITS[dtype.n_bytes], WIDTH=8 * dtype.n_bytes, SHIFT=dtype.key_shift,
         MASK=dtype.key_mask, N_KEYS=models.n_keys, ALIGNMENT=alignment,
         IS_ALIGNED=alignment == VECTOR_BYTES, LANES=LANES, num_warps=LANES // 32,
-        maxnreg=GAP_REGISTERS,
+        **register_limit(GAP_REGISTERS),
     )  # fmt: skip
     return popped
 

@@ -25,6 +25,7 @@ from weightwire.kernels.triton.launch import (
     VECTOR_BYTES,
     Bucket,
     memory_at,
+    register_limit,
 )
 from weightwire.kernels.triton.models import DeviceModels
 from weightwire.model import DType
@@ -129,7 +130,7 @@ def index_weights(
         KIND=TRITON_BITS[dtype.n_bytes], SHIFT=dtype.key_shift, MASK=dtype.key_mask,
         N_KEYS=models.n_keys, HAS_EXPECTED=models.has_expected, ALIGNMENT=alignment,
         IS_PAIRED=dtype.n_bytes == 2 and alignment == VECTOR_BYTES, num_warps=_WARPS,
-        maxnreg=_REGISTERS,
+        **register_limit(_REGISTERS),
     )  # fmt: skip
     return WeightIndex(sums, hints, told, _marks(chunks, rows, counts))
 
