@@ -14,6 +14,7 @@ from weightwire.model import Bits, dtype_named
 
 pytest.importorskip("triton", reason="triton is not installed: nothing to compare with")
 
+from weightwire.kernels.triton import plain_decode
 from weightwire.kernels.triton.cuts import MAX_SEGMENT_LOG2
 from weightwire.kernels.triton.memories import Memories
 from weightwire.kernels.triton.plain_decode import decode_plain_all
@@ -65,6 +66,20 @@ def test_bytes_and_changes_are_those_of_the_reference(
         assert positions.tolist() == wanted_changes.positions.tolist()
         assert changes.bits.cpu().numpy().tobytes() == wanted_changes.bits.tobytes()
         old[positions] = wanted_changes.bits
+        assert old.tobytes() == new.tobytes()
+
+
+def test_runs_of_pieces_give_the_changes_of_all_at_once(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = [pair(n, 0.1, 2, n) for n in (500, 0, 900, 1, 700)]
+    streams = [NATIVE.encode_plain(old, new, 1) for old, new in pairs]
+    dtype, sizes = dtype_named("BF16"), [len(old) for old, _ in pairs]
+    monkeypatch.setattr(plain_decode, "_RUN_BYTES", 300)
+    assert len(plain_decode._parts(streams)) > 2
+    decoded = decode_plain_all(sizes, streams, dtype, device)
+    for (old, new), changes in zip(pairs, decoded, strict=True):
+        old[changes.positions.cpu().numpy()] = changes.bits.cpu().numpy().view(np.uint16)
         assert old.tobytes() == new.tobytes()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,8 @@ from weightwire.kernels.contract import PLAIN_CHUNK, Streams
 from weightwire.kernels.reference import PLAIN_BITMAP, PLAIN_DENSE, PLAIN_SPARSE
 from weightwire.kernels.triton.changes import DeviceChanges
 from weightwire.kernels.triton.downloads import to_host
-from weightwire.kernels.triton.launch import TORCH_BITS, TRITON_BITS, to_device
-from weightwire.kernels.triton.uploads import Sending
+from weightwire.kernels.triton.launch import TORCH_BITS, TRITON_BITS
+from weightwire.kernels.triton.uploads import Sending, send_tables
 from weightwire.model import DType
 
 _LANES = 1024
@@ -30,6 +31,10 @@ _TROUBLES = (
 )
 
 
+_RUN_BYTES = 96 << 20
+"""Payload of pieces that are decoded together: with two such runs at a time, little is held at once."""
+
+
 def decode_plain_all(
     sizes: Sequence[int], streams: Sequence[Streams], dtype: DType, device: torch.device
 ) -> list[DeviceChanges]:
@@ -38,19 +43,49 @@ def decode_plain_all(
     Raises:
         CorruptStream: streams that no encoder writes.
     """
-    counts = np.array([-(-size // PLAIN_CHUNK) for size in sizes], dtype=np.int64)
-    heads, n = _heads(counts, sizes, streams)
-    n_bytes = _chunk_bytes(heads, n, dtype.n_bytes)
-    _check_payloads(counts, n_bytes, streams)
-    sending = Sending([np.ascontiguousarray(each.payload) for each in streams], device)
-    padded = -(-n_bytes // 4) * 4
-    first = np.cumsum(padded) - padded
-    _check_padding(sending.joined(), first + n_bytes, first + padded)
-    is_dense = heads >> 24 == PLAIN_DENSE
-    n_listed = np.where(is_dense, n, heads & 0xFFFFFF)
-    out = _list(sending.arrived(), heads, n, first, n_listed, counts, dtype)
-    sizes_out, n_changed = _by_piece(n_listed, counts), _by_piece(heads & 0xFFFFFF, counts)
-    return list(map(DeviceChanges, out[0].split(sizes_out), out[1].split(sizes_out), n_changed))
+    # Each is on its way while the one before it is listed.
+    runs = (_Run(sizes[part], streams[part], dtype, device) for part in _parts(streams))
+    found: list[DeviceChanges] = []
+    run = next(runs, None)
+    while run is not None:
+        coming = next(runs, None)
+        found += run.changes()
+        run = coming
+    return found
+
+
+def _parts(streams: Sequence[Streams]) -> list[slice]:
+    """Pieces with about as much payload as a run has."""
+    ends = np.cumsum([len(each.payload) for each in streams])
+    runs = ends // _RUN_BYTES
+    borders = [0, *(np.flatnonzero(np.diff(runs)) + 1).tolist(), len(streams)]
+    return [slice(first, stop) for first, stop in pairwise(borders) if first < stop]
+
+
+class _Run:
+    """Some pieces whose payload is on its way."""
+
+    def __init__(
+        self, sizes: Sequence[int], streams: Sequence[Streams], dtype: DType, device: torch.device
+    ) -> None:
+        self._counts = np.array([-(-size // PLAIN_CHUNK) for size in sizes], dtype=np.int64)
+        self._heads, self._n = _heads(self._counts, sizes, streams)
+        self._n_bytes = _chunk_bytes(self._heads, self._n, dtype.n_bytes)
+        self._dtype = dtype
+        _check_payloads(self._counts, self._n_bytes, streams)
+        self._sending = Sending([np.ascontiguousarray(each.payload) for each in streams], device)
+
+    def changes(self) -> list[DeviceChanges]:
+        """What they stand for; waits for it."""
+        heads, n, counts = self._heads, self._n, self._counts
+        padded = -(-self._n_bytes // 4) * 4
+        first = np.cumsum(padded) - padded
+        _check_padding(self._sending.joined(), first + self._n_bytes, first + padded)
+        is_dense = heads >> 24 == PLAIN_DENSE
+        n_listed = np.where(is_dense, n, heads & 0xFFFFFF)
+        out = _list(self._sending.arrived(), heads, n, first, n_listed, counts, self._dtype)
+        sizes, n_changed = _by_piece(n_listed, counts), _by_piece(heads & 0xFFFFFF, counts)
+        return list(map(DeviceChanges, out[0].split(sizes), out[1].split(sizes), n_changed))
 
 
 def _by_piece(by_chunk: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> list[int]:
@@ -123,14 +158,12 @@ def _list(
     if not total:
         return positions, bits
     trouble = torch.zeros(len(heads), dtype=torch.int32, device=device)
+    tables: list[npt.NDArray[Any]] = [
+        heads.astype(np.int32), n.astype(np.int32), first, np.cumsum(n_listed) - n_listed,
+        (_numbers(counts) * PLAIN_CHUNK).astype(np.int32),
+    ]  # fmt: skip
     _list_kernel[(len(heads),)](
-        payload,
-        to_device(heads.astype(np.int32), device),
-        to_device(n.astype(np.int32), device),
-        to_device(first, device),
-        to_device(np.cumsum(n_listed) - n_listed, device),
-        to_device((_numbers(counts) * PLAIN_CHUNK).astype(np.int32), device),
-        positions, bits, trouble,
+        payload, *send_tables(tables, device), positions, bits, trouble,
         KIND=TRITON_BITS[dtype.n_bytes], N_BYTES=dtype.n_bytes, LANES=_LANES, num_warps=4,
     )  # fmt: skip
     found = int(to_host(trouble).max())
