@@ -63,8 +63,19 @@ def encode_pieces(
     *,
     budget_bytes: int,
     n_threads: int | None = None,
+    given: torch.cuda.Event | None = None,
 ) -> list[DevicePiece]:
-    """Code what changes in pieces of one element type; at most ``budget_bytes`` are allocated.
+    """Code what changes in pieces of one element type.
+
+    Args:
+        olds: flat memory of each piece before, all on one device.
+        news: after.
+        dtype: the type of all elements.
+        codec: "compact" or "plain".
+        budget_bytes: what may be allocated meanwhile.
+        n_threads: most threads of the host to use; by default one for each of its processors.
+        given: when both states were there, in the current stream; by default now. Samples of them are
+            looked at beside what the stream was told since.
 
     Raises:
         StopError: there is no codec of this name.
@@ -82,9 +93,9 @@ def encode_pieces(
     sizes: list[int] = []
 
     def works() -> Iterator[Work]:
-        given, parts = mark(olds[0].device), _parts(olds)
+        since, parts = given or mark(olds[0].device), _parts(olds)
         for part in parts:
-            surveyed = _Surveyed(olds[part], news[part], dtype, given)
+            surveyed = _Surveyed(olds[part], news[part], dtype, since)
             is_last = part is parts[-1]
             models, work = surveyed.work(dtype, thread_count(n_threads), is_last=is_last)
             batches.append(models)

@@ -174,7 +174,9 @@ class DeviceDiff:
     def _code(self, group: _Group) -> list[DeviceCoded]:
         from weightwire.codec.device_pieces import encode_pieces
         from weightwire.kernels.triton.digest import digest_all
+        from weightwire.kernels.triton.downloads import mark
 
+        given = mark(group.device)
         firsts = [span.first_index for span in group.spans]
         digests = digest_all([*group.olds, *group.news], [*firsts, *firsts])
         pieces = encode_pieces(
@@ -184,6 +186,7 @@ class DeviceDiff:
             self._codec,
             budget_bytes=sum(span.n_bytes for span in group.spans) // BUDGET_PARTS,
             n_threads=self._n_threads,
+            given=given,
         )
         # Both passes are through: from here on nothing on the device needs the group's memory.
         found = digests_of(digests)
