@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import count, pairwise, repeat
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -93,11 +95,9 @@ def encode_pieces(
     sizes: list[int] = []
 
     def works() -> Iterator[Work]:
-        since, parts = given or mark(olds[0].device), _parts(olds)
-        for part in parts:
-            surveyed = _Surveyed(olds[part], news[part], dtype, since)
-            is_last = part is parts[-1]
-            models, work = surveyed.work(dtype, thread_count(n_threads), is_last=is_last)
+        surveys = _Surveys(olds, news, dtype, given or mark(olds[0].device))
+        for number in range(len(surveys)):
+            models, work = surveys.work(number, thread_count(n_threads))
             batches.append(models)
             sizes.extend(work.memories.sizes.tolist())
             yield work
@@ -123,6 +123,39 @@ def _parts(olds: Sequence[torch.Tensor]) -> list[slice]:
     return [slice(0, first), slice(first, len(olds))]
 
 
+class _Surveys:
+    """Parts of all pieces, whose samples are counted one after the other."""
+
+    def __init__(
+        self,
+        olds: Sequence[torch.Tensor],
+        news: Sequence[torch.Tensor],
+        dtype: DType,
+        given: torch.cuda.Event | None,
+    ) -> None:
+        self._olds, self._news, self._dtype, self._given = olds, news, dtype, given
+        self._parts = _parts(olds)
+        self._begun: list[_Surveyed] = []
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def begin(self, number: int) -> None:
+        """Begin to count a part, unless that was done."""
+        if number == len(self._begun) < len(self):
+            part = self._parts[number]
+            olds, news = self._olds[part], self._news[part]
+            self._begun.append(_Surveyed(olds, news, self._dtype, self._given))
+
+    def work(self, number: int, n_threads: int) -> tuple[ModelBatch, Work]:
+        """How to code a part, and what the encoder is told; the next one is counted meanwhile."""
+        self.begin(number)
+        models, work = self._begun[number].work(self._dtype, n_threads)
+        is_last = number == len(self) - 1
+        meanwhile = partial(self.begin, number + 1)
+        return models, replace(work, is_last=is_last, meanwhile=meanwhile)
+
+
 class _Surveyed:
     """Some pieces whose samples are being counted."""
 
@@ -138,12 +171,12 @@ class _Surveyed:
         from weightwire.kernels.triton.memories import Memories
         from weightwire.kernels.triton.survey import survey_memories
 
-        self.memories = Memories(olds, news)
-        with beside(self.memories.device, given, "survey", is_urgent=True):
-            self._batch = survey_memories(self.memories, dtype)
+        self._memories = Memories(olds, news)
+        with beside(self._memories.device, given, "survey", is_urgent=True):
+            self._batch = survey_memories(self._memories, dtype)
             self._counts = send_to_host(self._batch.counts)
 
-    def work(self, dtype: DType, n_threads: int, *, is_last: bool) -> tuple[ModelBatch, Work]:
+    def work(self, dtype: DType, n_threads: int) -> tuple[ModelBatch, Work]:
         """How to code them, and what the encoder is told; waits for the counts."""
         from weightwire.kernels.triton.slabs import Work
 
@@ -153,8 +186,7 @@ class _Surveyed:
         models, n_listed = build_models(keys, by_class, by_token, dtype, n_threads)
         rates = n_listed / np.maximum(by_class.sum(axis=1), 1)
         chunk_log2s = models.chunk_log2.astype(np.int64)
-        arrays = _batch_arrays(models)
-        return models, Work(self.memories, dtype, arrays, chunk_log2s, rates, is_last)
+        return models, Work(self._memories, dtype, _batch_arrays(models), chunk_log2s, rates)
 
 
 def _encode_plain(

@@ -64,6 +64,8 @@ class Work:
     """How many elements of each piece's sample are listed: changed, or expected to."""
     is_last: bool = True
     """Nothing else is begun after it."""
+    meanwhile: Callable[[], None] | None = None
+    """What the host does as soon as the device has something to do."""
 
     def some(self, numbers: Sequence[int], more: float) -> Work:
         """A few of the pieces, so many times as crowded as their samples say."""
@@ -121,6 +123,8 @@ def _begin(
         n_listed = int(min(likely + 8 * likely**0.5 + 1024, cuts.n_elements))
         begun = launch(Slab(work.dtype, cuts, models.part(slab), n_listed, is_roomy))
         launched.append((slab, begun))
+        if work.meanwhile is not None and len(launched) == 1:
+            work.meanwhile()
     return launched
 
 
