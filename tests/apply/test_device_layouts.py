@@ -71,10 +71,7 @@ DTYPES = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("published", "runtime"),
-    [*DTYPES[:2], *(pytest.param(*pair, marks=pytest.mark.long) for pair in DTYPES[2:])],
-)
+@pytest.mark.parametrize(("published", "runtime"), DTYPES)
 def test_every_parameter_is_what_a_fresh_load_of_the_version_gives(
     published: torch.dtype, runtime: torch.dtype, device: torch.device
 ) -> None:
@@ -92,7 +89,6 @@ def test_every_parameter_is_what_a_fresh_load_of_the_version_gives(
     assert target.n_mirror_bytes == 0
 
 
-@pytest.mark.long
 def test_chain_of_patches_is_staged_and_written_at_once(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

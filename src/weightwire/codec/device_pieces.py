@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from weightwire.kernels.triton.changes import DeviceChanges
+    from weightwire.kernels.triton.memories import Memories
     from weightwire.kernels.triton.models import ModelArrays
     from weightwire.kernels.triton.slabs import Work
 
@@ -142,10 +143,12 @@ class _Surveys:
 
     def begin(self, number: int) -> None:
         """Begin to count a part, unless that was done."""
+        from weightwire.kernels.triton.memories import Memories
+
         if number == len(self._begun) < len(self):
             part = self._parts[number]
-            olds, news = self._olds[part], self._news[part]
-            self._begun.append(_Surveyed(olds, news, self._dtype, self._given))
+            memories = Memories(self._olds[part], self._news[part])
+            self._begun.append(_Surveyed(memories, self._dtype, self._given))
 
     def work(self, number: int, n_threads: int) -> tuple[ModelBatch, Work]:
         """How to code a part, and what the encoder is told; the next one is counted meanwhile."""
@@ -159,21 +162,14 @@ class _Surveys:
 class _Surveyed:
     """Some pieces whose samples are being counted."""
 
-    def __init__(
-        self,
-        olds: Sequence[torch.Tensor],
-        news: Sequence[torch.Tensor],
-        dtype: DType,
-        given: torch.cuda.Event | None,
-    ) -> None:
+    def __init__(self, memories: Memories, dtype: DType, given: torch.cuda.Event | None) -> None:
         """Begin to count, beside what was begun since both states were ``given``."""
         from weightwire.kernels.triton.downloads import beside, send_to_host
-        from weightwire.kernels.triton.memories import Memories
         from weightwire.kernels.triton.survey import survey_memories
 
-        self._memories = Memories(olds, news)
-        with beside(self._memories.device, given, "survey", is_urgent=True):
-            self._batch = survey_memories(self._memories, dtype)
+        self._memories = memories
+        with beside(memories.device, given, "survey", is_urgent=True):
+            self._batch = survey_memories(memories, dtype)
             self._counts = send_to_host(self._batch.counts)
 
     def work(self, dtype: DType, n_threads: int) -> tuple[ModelBatch, Work]:

@@ -47,11 +47,8 @@ def sizes_of(memories: Sequence[torch.Tensor]) -> list[int]:
     is_flat = {*map(torch.Tensor.dim, memories)} == {1}
     if not is_flat or not all(map(torch.Tensor.is_contiguous, memories)):
         raise StopError("pieces are flat memory without gaps")
-    kinds, devices = (
-        {memory.dtype for memory in memories},
-        {*map(torch.Tensor.get_device, memories)},
-    )
-    if len(kinds) > 1 or len(devices) > 1:
+    kinds = {memory.dtype for memory in memories}
+    if len(kinds) > 1 or len({*map(torch.Tensor.get_device, memories)}) > 1:
         raise StopError("pieces are of one element type, on one device")
     return list(map(torch.Tensor.numel, memories))
 
