@@ -61,7 +61,7 @@ def on_devices(baseline: Baseline) -> list[str]:
 
 
 @anywhere
-@pytest.mark.parametrize("codec", [pytest.param("compact", marks=pytest.mark.long), "plain"])
+@pytest.mark.parametrize("codec", ["compact", "plain"])
 def test_baseline_becomes_the_state_it_follows(
     codec: str, on_device: DeviceBaseline, device: torch.device
 ) -> None:
@@ -136,9 +136,7 @@ class Crash(Exception):
 
 
 @pytest.mark.parametrize("is_written", [True, False], ids=["after writing", "before writing"])
-@pytest.mark.parametrize(
-    "number", [pytest.param(0, marks=pytest.mark.long), 1, pytest.param(2, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("number", [0, 1, 2])
 def test_an_advance_that_is_interrupted_goes_on_where_it_was(
     number: int, is_written: bool, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
