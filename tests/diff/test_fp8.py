@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import weightwire as ww
-from weightwire.diff.fp8 import Scales, fp8
+from weightwire.diff.fp8 import Scales, fp8, power_of_two_bits
 from weightwire.diff.memory import open_state
 from weightwire.errors import DuplicateTensor, StopError
 
@@ -92,3 +92,20 @@ def test_what_cannot_be_quantised_is_refused() -> None:
         fp8({}, scales="wild")  # type: ignore[arg-type]
     with pytest.raises(DuplicateTensor, match="scale_inv"):
         ww.digest(fp8({"a.weight": matrix(2, 2), "a.weight_scale_inv": matrix(1, 1)}))
+
+
+def test_a_scale_is_the_next_power_of_two() -> None:
+    powers = np.ldexp(np.float32(1), np.arange(-126, 120)).astype("f4")
+    up, down = (np.nextafter(powers, np.float32(to)) for to in (np.inf, 0))
+    for numbers, expected in ((powers, powers), (up, powers * 2), (down[1:], powers[1:])):
+        rounded = power_of_two_bits(numbers.view(np.int32)).view(np.float32)
+        assert rounded.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("scales", ["power of two", "exact"])
+def test_the_largest_weight_of_a_block_always_fits(scales: Scales) -> None:
+    peaks = np.ldexp(np.linspace(1, 2, 50, dtype="f4"), np.arange(-100, 100, 4)).astype("f4")
+    view = open_state(fp8({"a.weight": peaks[:, None]}, block=1, scales=scales))
+    bits = view.read("a.weight", 0, 50).view(ml_dtypes.float8_e4m3fn).astype("f4")
+    assert bits.max() <= 448
+    assert bits.min() >= (224 if scales == "power of two" else 448)

@@ -10,21 +10,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from weightwire.diff.device_views import as_integers
+from weightwire.diff.held import as_bits
 from weightwire.diff.memory import State, open_state
-from weightwire.diff.state import DerivedState, StateReader
+from weightwire.diff.state import DerivedState, StateReader, device_bits, makes_device_bits
 from weightwire.diff.views import as_numpy
 from weightwire.errors import DuplicateTensor, StopError
 from weightwire.model import Bits, TensorSpec, dtype_named
 
+if TYPE_CHECKING:
+    import torch
+
+    from weightwire.diff.device_fp8 import DeviceMatrix
+
 Scales = Literal["power of two", "exact"]
 
-_MAX = np.float32(448)
+MAX = np.float32(448)
 """The largest e4m3 number."""
 _E4M3, _F32 = dtype_named("F8_E4M3"), dtype_named("F32")
 _BLOCK_ROWS = 128
@@ -69,14 +76,18 @@ class Fp8(DerivedState):
     def _scale(self, spec: TensorSpec) -> TensorSpec:
         if self.block is None:
             return TensorSpec(f"{spec.name}_scale", _F32, (1,))
-        n_rows, n_columns = _matrix_shape(spec)
+        n_rows, n_columns = matrix_shape(spec)
         shape = (-(-n_rows // self.block), -(-n_columns // self.block))
         return TensorSpec(f"{spec.name}_scale_inv", _F32, shape)
 
 
 @dataclass(frozen=True)
 class Fp8Reader:
-    """Implements ``StateReader``; a matrix is read twice, for its scales and for its bits."""
+    """A matrix is read twice, for its scales and for its bits.
+
+    Implements ``StateReader``, ``DeviceReader`` and ``DeviceMaker``. What is on a device is quantised
+    there, for the host too: devices differ in what becomes of a NaN, and a state has one set of bits.
+    """
 
     state: StateReader
     specs: Mapping[str, TensorSpec]
@@ -86,19 +97,61 @@ class Fp8Reader:
     block: int | None
     scales: Scales
     _known: dict[str, npt.NDArray[np.float32]] = field(default_factory=dict)
+    _on_device: dict[tuple[str, Any], torch.Tensor] = field(default_factory=dict)
+    """Scales of matrices there, and the stream that made them: another one would not wait for them."""
 
     def read(self, name: str, start: int, stop: int) -> Bits:
         """Bits of a matrix, of its scales, or of a tensor that is as it was."""
+        if not self._is_made(name):
+            return self.state.read(name, start, stop)
+        on_device = self.read_device(name, start, stop)
+        if on_device is not None:
+            return as_bits(on_device)
         if name in self.matrices:
             found = self._scales_of(self.matrices[name])
             return found.reshape(-1)[start:stop].view(np.uint32)
-        if self.specs[name].dtype == self.state.specs[name].dtype:
-            return self.state.read(name, start, stop)
         return self._quantised(name, start, stop)
+
+    def read_device(self, name: str, start: int, stop: int) -> torch.Tensor | None:
+        """The same on the source's device, by the current stream, if the source is on one."""
+        if not self._is_made(name):
+            return device_bits(self.state, name, start, stop)
+        matrix = self._device_matrix(self.matrices.get(name, name))
+        return None if matrix is None else self._made_there(matrix, name, start, stop)
+
+    def makes_device_bits(self, name: str) -> bool:
+        """Whether the tensor is quantised, or a scale, or made by the source."""
+        return self._is_made(name) or makes_device_bits(self.state, name)
+
+    def _is_made(self, name: str) -> bool:
+        return name in self.matrices or self.specs[name].dtype != self.state.specs[name].dtype
+
+    def _device_matrix(self, name: str) -> DeviceMatrix | None:
+        probe = device_bits(self.state, name, 0, 0)
+        if probe is None:
+            return None
+        from weightwire.diff.device_fp8 import DeviceMatrix
+
+        return DeviceMatrix(self.state, name, probe.device, self.block)
+
+    def _made_there(self, matrix: DeviceMatrix, name: str, start: int, stop: int) -> torch.Tensor:
+        dtype = self.specs[name].dtype
+        if start == stop:
+            return matrix.nothing(dtype)
+        scales = self._device_scales(matrix)
+        if name in self.matrices:
+            return as_integers(scales.reshape(-1)[start:stop], dtype)
+        return as_integers(matrix.quantised(start, stop, scales), dtype)
+
+    def _device_scales(self, matrix: DeviceMatrix) -> torch.Tensor:
+        key = (matrix.name, matrix.stream)
+        if key not in self._on_device:
+            self._on_device[key] = matrix.scales(self.scales)
+        return self._on_device[key]
 
     def _quantised(self, name: str, start: int, stop: int) -> Bits:
         scaled = self._numbers(name, start, stop) / self._spread(name, start, stop)
-        scaled = np.clip(scaled, -_MAX, _MAX)  # beyond it there is only NaN
+        scaled = np.clip(scaled, -MAX, MAX)  # beyond it there is only NaN
         bits: Bits = scaled.astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
         return bits
 
@@ -107,10 +160,10 @@ class Fp8Reader:
         scales = self._scales_of(name)
         if self.block is None:
             return scales
-        _, n_columns = _matrix_shape(self.specs[name])
+        _, n_columns = matrix_shape(self.specs[name])
         first, last = start // n_columns, -(-stop // n_columns)
         rows = scales[np.arange(first, last) // self.block]
-        whole = np.repeat(rows, self.block, axis=1)[:, :n_columns].reshape(-1)
+        whole: npt.NDArray[np.float32] = rows[:, np.arange(n_columns) // self.block].reshape(-1)
         return whole[start - first * n_columns : stop - first * n_columns]
 
     def _scales_of(self, name: str) -> npt.NDArray[np.float32]:
@@ -122,7 +175,7 @@ class Fp8Reader:
 
     def _peaks(self, name: str) -> npt.NDArray[np.float32]:
         """The largest magnitude of each block, a row of blocks at a time."""
-        n_rows, n_columns = _matrix_shape(self.specs[name])
+        n_rows, n_columns = matrix_shape(self.specs[name])
         size = self.block or _BLOCK_ROWS
         n_across = -(-n_columns // size)
         rows = []
@@ -167,15 +220,22 @@ def fp8(
 
 def _scales(peaks: npt.NDArray[np.float32], kind: Scales) -> npt.NDArray[np.float32]:
     """What peaks are divided by to fit; a block of zeros, or with an infinity or NaN, has scale 1."""
-    sound = np.where(np.isfinite(peaks) & (peaks > 0), peaks, _MAX)
-    scales: npt.NDArray[np.float32] = np.maximum(sound / _MAX, np.finfo(np.float32).tiny)
+    sound = np.where(np.isfinite(peaks) & (peaks > 0), peaks, MAX)
+    scales: npt.NDArray[np.float32] = np.maximum(sound / MAX, np.finfo(np.float32).tiny)
     if kind == "power of two":
-        mantissa, exponent = np.frexp(scales)
-        scales = np.ldexp(np.float32(1), exponent - (mantissa == 0.5))
-    return scales.astype(np.float32, copy=False)
+        scales = power_of_two_bits(scales.view(np.int32)).view(np.float32)
+    return scales
 
 
-def _matrix_shape(spec: TensorSpec) -> tuple[int, int]:
+def power_of_two_bits(bits: Any) -> Any:
+    """Bits of positive normal fp32 numbers, rounded up to powers of two: an array's, or a tensor's.
+
+    Integers, so that hosts and devices agree: a mantissa that is not zero carries into the exponent.
+    """
+    return (bits + 0x7FFFFF) & 0x7F800000
+
+
+def matrix_shape(spec: TensorSpec) -> tuple[int, int]:
     """Rows and columns; leading dimensions count as rows."""
     n_columns = spec.shape[-1] if spec.shape else 1
     return (spec.n_elements // n_columns if n_columns else 0), max(n_columns, 1)

@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 
-from weightwire.diff.views import torch_bits, torch_element_type
+from weightwire.diff.device_views import as_integers
+from weightwire.diff.views import torch_bits, torch_element_type, torch_type
 from weightwire.errors import ExtraMissing, NotACheckpoint, UnsupportedLayout
+from weightwire.kernels.devices import is_reached
 from weightwire.model import Bits, TensorSpec
 from weightwire.trainers.hf_models import (
     refuse_foreign_shards,
@@ -145,19 +147,22 @@ def architecture(model: str | os.PathLike[str]) -> HfCheckpoint:
 
 
 class HfReader:
-    """Implements ``StateReader`` over live tensors on any device.
+    """Implements ``StateReader``, ``DeviceReader`` and ``DeviceMaker`` over live tensors on any device.
 
-    Pieces are brought to the CPU as they are asked for. Of tensors that must be taken apart, one group
-    is held at a time.
+    What kernels reach is shown to them where it lies; for the host it is copied, a piece at a time.
+    Of tensors that must be taken apart, one group is converted at a time, on its own device and by the
+    current stream. Pieces there are views of their group, and keep all of its memory: a run of them
+    costs up to two groups beyond its own bytes, the one it begins in and the one it ends in.
     """
 
     def __init__(self, model: Any, tensors: Mapping[str, Any], plan: _Plan) -> None:
         self._model, self._tensors, self._plan = model, tensors, plan
         self._group_of = {name: group for group in plan.groups for name in group.shapes}
         self._specs = {spec.name: spec for spec in self._all_specs()}
-        self._group: _Group | None = None
+        self._devices = dict(self._all_devices())
+        self._group: tuple[_Group, Any] | None = None
         self._converted: dict[str, Any] = {}
-        self._flat: tuple[str, Any] = ("", None)
+        self._flat: tuple[tuple[str, Any], Any] | None = None
 
     @property
     def specs(self) -> Mapping[str, TensorSpec]:
@@ -176,9 +181,22 @@ class HfReader:
 
     def read(self, name: str, start: int, stop: int) -> Bits:
         """A view of live memory where it is contiguous and the CPU's, else a copy of this piece."""
-        if self._flat[0] != name:
-            self._flat = (name, self._tensor(name).detach().reshape(-1))
-        return torch_bits(self._flat[1][start:stop].cpu(), self._specs[name].dtype)
+        return torch_bits(self._flattened(name)[start:stop].cpu(), self._specs[name].dtype)
+
+    def read_device(self, name: str, start: int, stop: int) -> torch.Tensor | None:
+        """A view of a device's memory, live or converted there; nothing is converted for no elements."""
+        if name not in self._devices:
+            return None
+        dtype = self._specs[name].dtype
+        if start == stop:
+            return as_integers(
+                torch.empty(0, dtype=torch_type(dtype), device=self._devices[name]), dtype
+            )
+        return as_integers(self._flattened(name)[start:stop], dtype)
+
+    def makes_device_bits(self, name: str) -> bool:
+        """Whether it is taken apart from others: its group is made, and kept by its pieces."""
+        return name in self._group_of
 
     def _all_specs(self) -> Iterable[TensorSpec]:
         for name, source in self._plan.renamed.items():
@@ -189,16 +207,43 @@ class HfReader:
             for name, shape in group.shapes.items():
                 yield TensorSpec(name, dtype, shape)
 
+    def _all_devices(self) -> Iterable[tuple[str, torch.device]]:
+        """Of the tensors that kernels reach, found out without converting any."""
+        for name, source in self._plan.renamed.items():
+            tensor = self._tensors[source]
+            if tensor.is_contiguous() and is_reached(tensor):
+                yield name, tensor.device
+        for group in self._plan.groups:
+            sources = [self._tensors[source] for source in group.sources]
+            if len({each.device for each in sources}) == 1 and all(map(is_reached, sources)):
+                yield from ((name, sources[0].device) for name in group.shapes)
+
+    def _flattened(self, name: str) -> Any:
+        key = (name, self._stream(name))
+        if self._flat is None or self._flat[0] != key:
+            self._flat = None  # a view of a group would keep it while the next one is made
+            self._flat = (key, self._tensor(name).detach().reshape(-1))
+        return self._flat[1]
+
     def _tensor(self, name: str) -> Any:
         if name in self._plan.renamed:
             return self._tensors[self._plan.renamed[name]]
         group = self._group_of[name]
-        if self._group is not group:
+        key = (group, self._stream(name))
+        if self._group != key:
+            self._group = None
             self._converted.clear()  # before the next one is made: one group at a time
             sources = {source: self._tensors[source].detach() for source in group.sources}
             self._converted = as_saved(self._model, sources)
-            self._group = group
+            self._group = key
         return self._converted[name]
+
+    def _stream(self, name: str) -> Any:
+        """Who makes what is made now: another stream would neither wait for it nor keep its memory."""
+        group = self._group_of.get(name)
+        source = self._plan.renamed[name] if group is None else group.sources[0]
+        device = self._tensors[source].device
+        return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
 
 def as_saved(model: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:
