@@ -3,6 +3,7 @@
     benchmarks/gpu/run.sh                                      # an 8B model at five densities
     benchmarks/gpu/run.sh --quick
     benchmarks/gpu/run.sh --elements 8e9 --densities 0.01 --json FILE
+    benchmarks/gpu/run.sh --elements 4e9 --densities 0.01 --dtypes bf16 fp16 fp32 fp8
 
 ``run.sh`` builds what this needs first. Every row stands alone: a kernel that is missing or fails
 leaves the others' numbers, and the exit code says so. Results are proven, not only timed: what is
@@ -20,6 +21,8 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +30,9 @@ import floors
 import ours
 import proof
 import torch
+from elements import ELEMENT_TYPES, SECTOR_BYTES, ElementType
 from report import Case, Machine, Row, describe_machine, to_text, write_json
-from states import BF16, N_BYTES, SECTOR, SIZES, Model, Pair, flat_model, llama_model, make_pair
+from states import SIZES, Model, Pair, flat_model, llama_model, make_pair
 from timing import measure, synchronize
 
 from weightwire.codec.piece import encode_piece
@@ -36,9 +40,6 @@ from weightwire.kernels import kernels
 
 DENSITIES = (0.001, 0.003, 0.01, 0.03, 0.1)
 QUICK_ELEMENTS = 1 << 28
-PAIR_BYTES = 4 + N_BYTES
-"""A position and its new bits."""
-SECTOR_BYTES = SECTOR * N_BYTES
 
 
 class DeviceLost(Exception):
@@ -59,6 +60,11 @@ class Bench:
     encoded: dict[str, list[Any]] = field(default_factory=dict)
 
     @property
+    def element(self) -> ElementType:
+        """What both versions are made of."""
+        return self.pair.model.element
+
+    @property
     def n_bytes(self) -> int:
         """Of one version."""
         return self.pair.model.n_bytes
@@ -66,7 +72,7 @@ class Bench:
     @property
     def n_pair_bytes(self) -> int:
         """Of all positions and new bits."""
-        return PAIR_BYTES * self.pair.n_changed
+        return self.element.n_pair_bytes * self.pair.n_changed
 
     @property
     def n_written_bytes(self) -> int:
@@ -197,12 +203,13 @@ def measure_activation(bench: Bench) -> Rows:
 
 def measure_encode(bench: Bench, codec: str) -> Rows:
     """From two versions on the device to streams in the host's memory."""
-    encoded = ours.encode(bench.olds, bench.news, codec, bench.n_bytes)
+    encode = partial(ours.encode, bench.olds, bench.news, bench.element, codec, bench.n_bytes)
+    encoded = encode()
     n_bytes = ours.n_stream_bytes(encoded)
     n_changed = max(bench.pair.n_changed, 1)
     yield bench.row(
         f"diff+encode {codec}",
-        lambda: ours.encode(bench.olds, bench.news, codec, bench.n_bytes),
+        encode,
         2 * bench.n_bytes + n_bytes,
         takes_host=True,
         beside="torch diff to host",
@@ -215,11 +222,11 @@ def measure_encode(bench: Bench, codec: str) -> Rows:
 def measure_decode(bench: Bench, codec: str) -> Rows:
     """From streams in the host's memory to pairs on the device, then proven on a copy."""
     pieces = bench.encoded.get(codec) or _encoded_by_cpu(bench, codec)
-    pairs = ours.decode(bench.olds, pieces)
+    pairs = ours.decode(bench.olds, pieces, bench.element)
     n_read = bench.n_bytes if codec == "compact" else 0
     yield bench.row(
         f"decode {codec}",
-        lambda: ours.decode(bench.olds, pieces),
+        lambda: ours.decode(bench.olds, pieces, bench.element),
         n_read + ours.n_stream_bytes(pieces) + bench.n_pair_bytes,
         takes_host=True,
         beside="torch pairs to device",
@@ -246,8 +253,8 @@ def _encoded_by_cpu(bench: Bench, codec: str) -> list[Any]:
     """
     if kernels().name == "reference":
         raise ours.Missing("an encoder")
-    both = zip(bench.olds, bench.news, strict=True)
-    return [encode_piece(proof.on_host(old), proof.on_host(new), BF16, codec) for old, new in both]
+    both, dtype = zip(bench.olds, bench.news, strict=True), bench.element.dtype
+    return [encode_piece(proof.on_host(old), proof.on_host(new), dtype, codec) for old, new in both]
 
 
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:
@@ -308,11 +315,12 @@ def run_case(model: Model, density: float, steps: Sequence[str], outcome: Outcom
 def _make_bench(model: Model, density: float) -> Bench:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     old, new, scratch = (
-        torch.empty(model.n_elements, dtype=torch.int16, device=device) for _ in range(3)
+        torch.empty(model.n_elements, dtype=model.element.bits, device=device) for _ in range(3)
     )
     pair = make_pair(model, old, new, density)
     n_tensors, n_pieces = len(model.tensors), len(model.pieces)
-    case = Case(model.name, n_tensors, n_pieces, model.n_elements, pair.n_changed)
+    sizes = (n_tensors, n_pieces, model.n_elements, pair.n_changed)
+    case = Case(model.name, *sizes, dtype=model.element.name)
     return Bench(pair, scratch, case, pair.pieces_of(old), pair.pieces_of(new))
 
 
@@ -330,7 +338,8 @@ def _attempt(step: str, bench: Bench, outcome: Outcome) -> None:
         traceback.print_exc()
         why = f"{type(error).__name__}: {error}".splitlines()[0][:100]
         outcome.rows.append(Row(bench.case, step, note=f"FAILED: {why}"))
-        outcome.failures.append(f"{step} at {bench.case.n_changed:,} changes: {why}")
+        changes = f"{bench.case.n_changed:,} {bench.case.dtype} changes"
+        outcome.failures.append(f"{step} at {changes}: {why}")
     # Only now, with the error gone, is the memory of the failed work free.
     _recover(step)
 
@@ -361,6 +370,7 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
     parser.add_argument("--elements", type=float, help="one flat tensor of so many elements")
     parser.add_argument("--models", nargs="*", choices=tuple(SIZES), help="real shapes")
+    parser.add_argument("--dtypes", nargs="+", choices=tuple(ELEMENT_TYPES), default=("bf16",))
     parser.add_argument("--densities", nargs="+", type=float, default=DENSITIES)
     parser.add_argument("--quick", action="store_true", help="2^28 elements, 1 %% changed")
     parser.add_argument("--only", nargs="+", choices=tuple(STEPS), default=tuple(STEPS))
@@ -369,28 +379,34 @@ def parse_options(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def models_of(options: argparse.Namespace) -> list[Model]:
+def models_of(options: argparse.Namespace, element: ElementType) -> list[Model]:
     """What the options ask for; an 8B model if they ask for nothing."""
-    models = [llama_model(name) for name in options.models or ()]
+    models = [llama_model(name, element) for name in options.models or ()]
     if options.quick or options.elements:
-        models.append(flat_model(int(options.elements or QUICK_ELEMENTS)))
-    return models or [llama_model("llama-3.1-8b")]
+        models.append(flat_model(int(options.elements or QUICK_ELEMENTS), element))
+    return models or [llama_model("llama-3.1-8b", element)]
+
+
+def cases_of(options: argparse.Namespace) -> Iterator[tuple[Model, float]]:
+    """Every model of every element type, at every density."""
+    densities = (0.01,) if options.quick else options.densities
+    for name in options.dtypes:
+        yield from product(models_of(options, ELEMENT_TYPES[name]), densities)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Measure everything, print the table last."""
     options = parse_options(arguments)
-    densities = (0.01,) if options.quick else options.densities
     machine = describe_machine(proof.choose_cpu(), measure_transfers())
     outcome = Outcome(machine, options.json, time.perf_counter() + options.seconds)
     try:
-        for model in models_of(options):
-            for density in densities:
-                if time.perf_counter() > outcome.deadline:
-                    outcome.failures.append(f"{model.name} at {density:.1%}: out of time")
-                    continue
-                run_case(model, density, options.only, outcome)
-                gc.collect()
+        for model, density in cases_of(options):
+            if time.perf_counter() > outcome.deadline:
+                what = f"{model.name}, {model.element.name}"
+                outcome.failures.append(f"{what} at {density:.1%}: out of time")
+                continue
+            run_case(model, density, options.only, outcome)
+            gc.collect()
     except DeviceLost as error:
         outcome.failures.append(str(error))
     outcome.save()

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 Pairs = list[tuple[torch.Tensor, torch.Tensor]]
-"""For each piece, positions (int32) and new bits (int16)."""
+"""For each piece, positions (int32) and new bits."""
 
 COUNT_BLOCK = 8192
 SLICE = 1 << 28

@@ -1,6 +1,6 @@
 """Where the time goes: every kernel of one encode and one decode, on the device's own clock.
 
-python benchmarks/gpu/kernel_times.py [elements] [density]
+python benchmarks/gpu/kernel_times.py [elements] [density] [bf16 | fp16 | fp32 | fp8]
 """
 
 from __future__ import annotations
@@ -11,22 +11,23 @@ from collections.abc import Callable
 
 import ours
 import torch
-from states import BF16, Pair, flat_model, make_pair
+from elements import ELEMENT_TYPES, ElementType
+from states import Pair, flat_model, make_pair
 from torch.profiler import ProfilerActivity, profile
 
 N_ROWS = 14
 
 
-def main(n_elements: int, density: float) -> None:
+def main(n_elements: int, density: float, element: ElementType) -> None:
     """Warm up, then look at one round of each."""
-    model = flat_model(n_elements)
-    flat = [torch.empty(n_elements, dtype=torch.int16, device="cuda") for _ in range(2)]
-    pair: Pair = make_pair(model, *flat, density)
-    print(f"{n_elements:,} elements, {pair.n_changed:,} changed, {BF16.name}")
+    model = flat_model(n_elements, element)
+    old, new = (torch.empty(n_elements, dtype=element.bits, device="cuda") for _ in range(2))
+    pair: Pair = make_pair(model, old, new, density)
+    print(f"{n_elements:,} elements, {pair.n_changed:,} changed, {element.name}")
     olds, news = pair.pieces_of(pair.old), pair.pieces_of(pair.new)
-    coded = ours.encode(olds, news, "compact", model.n_bytes)
-    show("encode", lambda: ours.encode(olds, news, "compact", model.n_bytes))
-    show("decode", lambda: ours.decode(olds, coded))
+    coded = ours.encode(olds, news, element, "compact", model.n_bytes)
+    show("encode", lambda: ours.encode(olds, news, element, "compact", model.n_bytes))
+    show("decode", lambda: ours.decode(olds, coded, element))
     show("digest", lambda: ours.digest(olds, pair.first_indices))
 
 
@@ -51,4 +52,5 @@ if __name__ == "__main__":
     main(
         int(float(sys.argv[1])) if sys.argv[1:] else 1 << 28,
         float(sys.argv[2]) if sys.argv[2:] else 0.01,
+        ELEMENT_TYPES[sys.argv[3] if sys.argv[3:] else "bf16"],
     )

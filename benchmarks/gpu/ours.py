@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from elements import ElementType
 from floors import Pairs
-from states import BF16
 
 _KERNELS = "weightwire.kernels.triton"
 
@@ -23,19 +23,24 @@ class Missing(Exception):
 
 
 def encode(
-    olds: Sequence[torch.Tensor], news: Sequence[torch.Tensor], codec: str, n_bytes: int
+    olds: Sequence[torch.Tensor],
+    news: Sequence[torch.Tensor],
+    element: ElementType,
+    codec: str,
+    n_bytes: int,
 ) -> list[Any]:
     """Compare and code all pieces, ``n_bytes`` in all; the streams are then in the host's memory."""
     from weightwire.codec.device_pieces import encode_pieces
 
-    return list(encode_pieces(olds, news, BF16, codec, budget_bytes=n_bytes * 45 // 1000))
+    budget_bytes = n_bytes * 45 // 1000
+    return list(encode_pieces(olds, news, element.dtype, codec, budget_bytes=budget_bytes))
 
 
-def decode(olds: Sequence[torch.Tensor], pieces: Sequence[Any]) -> Pairs:
+def decode(olds: Sequence[torch.Tensor], pieces: Sequence[Any], element: ElementType) -> Pairs:
     """Positions and new bits of all pieces, on the device."""
     from weightwire.codec.device_pieces import decode_pieces
 
-    return [(each.positions, each.bits) for each in decode_pieces(olds, pieces, BF16)]
+    return [(each.positions, each.bits) for each in decode_pieces(olds, pieces, element.dtype)]
 
 
 def prepare(targets: Sequence[torch.Tensor], pairs: Pairs) -> Any:

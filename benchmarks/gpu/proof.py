@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import ours
 import torch
-from states import BF16, Pair
+from states import Pair
 
 from weightwire.codec.piece import encode_piece, thread_count
 from weightwire.kernels import available_backends, kernels, use_backend
@@ -41,14 +41,15 @@ def check_streams(pair: Pair, codec: str, encoded: Sequence[Any]) -> str:
     Raises:
         Wrong: the first difference.
     """
-    chosen = some_pieces(pair)
+    chosen, element = some_pieces(pair), pair.model.element
     olds, news = ([pair.pieces_of(flat)[i] for i in chosen] for flat in (pair.old, pair.new))
     pieces = [encoded[i] for i in chosen]
     if kernels().name == "reference":
         olds, news = ([bits[:REFERENCE_ELEMENTS] for bits in many] for many in (olds, news))
-        pieces = ours.encode(olds, news, codec)
+        n_bytes = element.n_bytes * sum(len(bits) for bits in olds)
+        pieces = ours.encode(olds, news, element, codec, n_bytes)
     for number, old, new, piece in zip(chosen, olds, news, pieces, strict=True):
-        wanted = encode_piece(on_host(old), on_host(new), BF16, codec)
+        wanted = encode_piece(on_host(old), on_host(new), element.dtype, codec)
         if getattr(piece, "model", wanted.model) != wanted.model:
             raise Wrong(f"piece {number}: another model than the CPU's")
         if getattr(piece, "chunk_log2", wanted.chunk_log2) != wanted.chunk_log2:
@@ -95,4 +96,4 @@ def check_moved_digests(pair: Pair, before: Any, moved: Any, after: Any) -> str:
 
 def on_host(bits: torch.Tensor) -> Any:
     """Bits as the CPU kernels want them."""
-    return bits.cpu().numpy().view(np.uint16)
+    return bits.cpu().numpy().view(f"<u{bits.element_size()}")

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import triton
+from elements import ELEMENT_TYPES
 from timing import Timing
 
 MAX_CHARACTERS = 9_800
@@ -28,11 +29,17 @@ class Case:
     n_pieces: int
     n_elements: int
     n_changed: int
+    dtype: str
+
+    @property
+    def n_bytes(self) -> int:
+        """Of one version."""
+        return ELEMENT_TYPES[self.dtype].n_bytes * self.n_elements
 
     def __str__(self) -> str:
         share = self.n_changed / self.n_elements
         return (
-            f"{self.model}: {self.n_elements:,} bf16 elements, {self.n_tensors} tensors,"
+            f"{self.model}: {self.n_elements:,} {self.dtype} elements, {self.n_tensors} tensors,"
             f" {self.n_pieces} pieces, {share:.3%} changed"
         )
 
@@ -169,9 +176,8 @@ def _line(row: Row, block: Sequence[Row], rate: float | None, with_notes: bool) 
     extra = row.timing.n_extra_bytes
     device, wall = f"{row.timing.device_ms:.3f}", f"{row.timing.wall_ms:.3f}"
     wall += "*" if row.takes_host else " "
-    n_bytes = 2 * row.case.n_elements
     return (
-        f"{row.name:24}{device:>10}{wall:>10}{n_bytes / row.ms / 1e6:8.1f}"
+        f"{row.name:24}{device:>10}{wall:>10}{row.case.n_bytes / row.ms / 1e6:8.1f}"
         f"{_number(floor, 9, 3)}{_number(row.ms / floor if floor else None, 7, 1)}"
         f"{_number(beside / row.ms if beside else None, 7, 2)}"
         f"{_number(None if extra is None else extra / 1e9, 7, 2)}{note}"

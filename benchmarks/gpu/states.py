@@ -1,7 +1,8 @@
-"""Language-model-like bf16 weights and their next version, made where they are measured.
+"""Language-model-like weights and their next version, made where they are measured.
 
 fp32 masters take a step of about the learning rate and are rounded on both sides, as in training;
-the learning rate is the one at which the wanted share of elements changes bits. Everything is drawn
+the learning rate is the one at which the wanted share of elements changes bits. fp32 versions are the
+masters themselves, which change at any rate: of them only a share takes a step. Everything is drawn
 in slices, so that making a model takes little more memory than its two versions.
 """
 
@@ -13,12 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from elements import BF16, ElementType
 
 from weightwire.codec.piece import piece_elements
-from weightwire.model import dtype_named
 
-BF16 = dtype_named("BF16")
-N_BYTES = BF16.n_bytes
 SLICE = 1 << 26
 """Elements drawn at once: a few fp32 arrays of 256 MiB."""
 SAMPLE = 1 << 22
@@ -29,8 +28,8 @@ N_BISECTIONS = 40
 STD = 0.02
 STEP_SPREAD = 0.3
 MEAN_NORMAL = math.sqrt(2 / math.pi)
-SECTOR = 32 // N_BYTES
-"""Elements in a memory sector: the least a GPU reads or writes."""
+MASTER_RATE = 1e-6
+"""The learning rate where versions are the masters: a usual one of RL."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,7 @@ class Model:
     name: str
     tensors: tuple[Tensor, ...]
     pieces: tuple[Piece, ...]
+    element: ElementType
 
     @property
     def n_elements(self) -> int:
@@ -69,12 +69,12 @@ class Model:
     @property
     def n_bytes(self) -> int:
         """Of one version."""
-        return N_BYTES * self.n_elements
+        return self.element.n_bytes * self.n_elements
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two versions of a model as bits (int16), and what differs."""
+    """Two versions of a model as bits, and what differs."""
 
     model: Model
     old: torch.Tensor
@@ -94,6 +94,14 @@ class Pair:
 
 
 @dataclass(frozen=True)
+class Step:
+    """What makes the next version: how far an element goes, and how many go at all."""
+
+    rate: float
+    share: float
+
+
+@dataclass(frozen=True)
 class Sizes:
     """What a Llama's shapes follow from."""
 
@@ -110,14 +118,14 @@ SIZES = {
 }
 
 
-def flat_model(n_elements: int) -> Model:
+def flat_model(n_elements: int, element: ElementType = BF16) -> Model:
     """One tensor."""
-    return _placed("flat", [("weight", (n_elements,))])
+    return _placed("flat", [("weight", (n_elements,))], element)
 
 
-def llama_model(name: str) -> Model:
+def llama_model(name: str, element: ElementType = BF16) -> Model:
     """All tensors of a Llama, in the order of its checkpoint."""
-    return _placed(name, _llama_shapes(SIZES[name]))
+    return _placed(name, _llama_shapes(SIZES[name]), element)
 
 
 def _llama_shapes(sizes: Sizes) -> list[tuple[str, tuple[int, ...]]]:
@@ -138,18 +146,19 @@ def _llama_shapes(sizes: Sizes) -> list[tuple[str, tuple[int, ...]]]:
     return [("embed_tokens", embedding), *layers, ("norm", (hidden,)), ("lm_head", embedding)]
 
 
-def _placed(name: str, shapes: list[tuple[str, tuple[int, ...]]]) -> Model:
+def _placed(name: str, shapes: list[tuple[str, tuple[int, ...]]], element: ElementType) -> Model:
     spreads, tensors, start = random.Random(0), [], 0
     for tensor_name, shape in shapes:
         is_norm = tensor_name.endswith("norm")
         std = STD * 2 ** spreads.uniform(-1, 1)
         tensors.append(Tensor(tensor_name, start, math.prod(shape), float(is_norm), std))
         start += math.prod(shape)
-    return Model(name, tuple(tensors), tuple(piece for t in tensors for piece in _pieces(t)))
+    pieces = tuple(piece for tensor in tensors for piece in _pieces(tensor, element))
+    return Model(name, tuple(tensors), pieces, element)
 
 
-def _pieces(tensor: Tensor) -> Iterator[Piece]:
-    size, end = piece_elements(BF16), tensor.start + tensor.n_elements
+def _pieces(tensor: Tensor, element: ElementType) -> Iterator[Piece]:
+    size, end = piece_elements(element.dtype), tensor.start + tensor.n_elements
     for start in range(tensor.start, end, size):
         yield Piece(start, min(start + size, end), start - tensor.start)
 
@@ -159,16 +168,30 @@ def make_pair(model: Model, old: torch.Tensor, new: torch.Tensor, density: float
 
     The same model and density give the same bits on the same kind of device.
     """
-    rate = learning_rate(model, density, old.device)
+    step, element = _step(model, density, old.device), model.element
     n_changed = n_sectors = 0
     for seed, (tensor, start, stop) in enumerate(_slices(model)):
         before, after = old[start:stop], new[start:stop]
-        _draw(tensor, seed, rate, before, after)
+        masters, steps = _masters(tensor, seed, len(before), old.device, step.share)
+        before.copy_(element.rounded(masters))
+        after.copy_(element.rounded(masters.add_(steps, alpha=step.rate)))
         changed = before != after
         n_changed += int(changed.sum())
-        whole = changed[: len(changed) // SECTOR * SECTOR].view(-1, SECTOR)
-        n_sectors += int(whole.any(1).sum())
+        n_sectors += _count_sectors(changed, element.n_sector_elements)
     return Pair(model, old, new, n_changed, n_sectors)
+
+
+def _count_sectors(changed: torch.Tensor, size: int) -> int:
+    """How many whole sectors of so many elements hold a change."""
+    whole = changed[: len(changed) // size * size].view(-1, size)
+    return int(whole.any(1).sum())
+
+
+def _step(model: Model, density: float, device: torch.device) -> Step:
+    """The step after which about so many elements have other bits."""
+    if model.element.holds_masters:
+        return Step(MASTER_RATE, share=density)
+    return Step(learning_rate(model, density, device), share=1.0)
 
 
 def learning_rate(model: Model, density: float, device: torch.device) -> float:
@@ -177,9 +200,10 @@ def learning_rate(model: Model, density: float, device: torch.device) -> float:
     shares = [(t, max(1, t.n_elements * SAMPLE // model.n_elements)) for t in model.tensors]
     shares = [(t, min(n, t.n_elements)) for t, n in shares]
     masters, steps = (torch.cat(part) for part in zip(*_samples(shares, device), strict=True))
+    rounded, before = model.element.rounded, model.element.rounded(masters)
     for _ in range(N_BISECTIONS):
         middle = (low + high) / 2
-        moved = (masters + math.exp(middle) * steps).bfloat16() != masters.bfloat16()
+        moved = rounded(masters + math.exp(middle) * steps) != before
         low, high = (low, middle) if float(moved.float().mean()) > density else (middle, high)
     return math.exp(low)
 
@@ -198,21 +222,16 @@ def _slices(model: Model) -> Iterator[tuple[Tensor, int, int]]:
             yield tensor, start, min(start + SLICE, end)
 
 
-def _draw(
-    tensor: Tensor, seed: int, rate: float, before: torch.Tensor, after: torch.Tensor
-) -> None:
-    masters, steps = _masters(tensor, seed, len(before), before.device)
-    before.copy_(masters.bfloat16().view(torch.int16))
-    after.copy_(masters.add_(steps, alpha=rate).bfloat16().view(torch.int16))
-
-
 def _masters(
-    tensor: Tensor, seed: int, n_elements: int, device: torch.device
+    tensor: Tensor, seed: int, n_elements: int, device: torch.device, share: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights, and for each a step of about one up or down."""
+    """Weights, and for a share of them a step of about one up or down."""
     source = torch.Generator(device).manual_seed(seed)
     masters = torch.randn(n_elements, generator=source, device=device)
     masters.mul_(tensor.std).add_(tensor.mean)
     noise = torch.randn(n_elements, generator=source, device=device)
     sizes = noise.abs().sub_(MEAN_NORMAL).mul_(STEP_SPREAD).add_(1.0)
-    return masters, sizes.copysign_(noise)
+    steps = sizes.copysign_(noise)
+    if share < 1.0:
+        steps.mul_(torch.rand(n_elements, generator=source, device=device) < share)
+    return masters, steps
