@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from weightwire.apply.partial import Chunks, partial_changes
 from weightwire.codec.device_pieces import DevicePiece, decode_pieces
 from weightwire.codec.model_parse import parse_models
 from weightwire.codec.patched import check_base_digest, check_target_digest
 from weightwire.codec.piece import EncodedPiece
 from weightwire.codec.record import Kind, Record
 from weightwire.diff.device_digest import digests_of
+from weightwire.digest import TensorDigest
 from weightwire.errors import CorruptStream, MalformedRecord
 from weightwire.model import Bits, DType
 
@@ -51,6 +53,27 @@ def proven_on_device(
     return _changed_only(listed, scatter, olds)
 
 
+def parts_on_device(
+    records: Sequence[Record], parts: Sequence[Chunks], olds: Sequence[torch.Tensor]
+) -> tuple[list[DeviceChanges], Scatter, list[TensorDigest]]:
+    """The same for some chunks of each record, and by how much the digests of ``olds`` move.
+
+    Nothing is proven here: a record's digests are those of all of it.
+
+    Raises:
+        CorruptStream: a patch is not what it says.
+    """
+    from weightwire.kernels.triton.digest import digest_moved_all
+    from weightwire.kernels.triton.scatter import prepare_scatter
+
+    listed = _decoded_parts(records, parts, olds)
+    scatter = prepare_scatter(
+        [(old, each.positions, each.bits) for old, each in zip(olds, listed, strict=True)]
+    )
+    moved = digests_of(digest_moved_all(scatter, [part.span.start for part in parts]))
+    return *_changed_only(listed, scatter, olds), moved
+
+
 def on_host(bits: torch.Tensor, dtype: DType) -> Bits:
     """A copy of a device's bits."""
     copied: Bits = bits.to("cpu", copy=True).numpy().view(dtype.bits_dtype)
@@ -65,6 +88,18 @@ def _decoded(records: Sequence[Record], olds: Sequence[torch.Tensor]) -> list[De
         for record, old in zip(records, olds, strict=True):
             # The kernels look at all pieces at once: the host tells which one is wrong.
             record.changes(on_host(old, dtype))
+        raise
+
+
+def _decoded_parts(
+    records: Sequence[Record], parts: Sequence[Chunks], olds: Sequence[torch.Tensor]
+) -> list[DeviceChanges]:
+    dtype = records[0].head.spec.dtype
+    try:
+        return decode_pieces(olds, [part.piece for part in parts], dtype)
+    except CorruptStream:
+        for record, part, old in zip(records, parts, olds, strict=True):
+            partial_changes(record, part, on_host(old, dtype))
         raise
 
 

@@ -17,17 +17,20 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from weightwire.apply.device_proof import on_host, proven_on_device
+from weightwire.apply.device_proof import on_host, parts_on_device, proven_on_device
 from weightwire.apply.device_stream import SideStreams
-from weightwire.codec.record import Kind, Record, RecordHead
+from weightwire.apply.needs import Span
+from weightwire.apply.partial import Chunks
+from weightwire.codec.record import Kind, Record
 from weightwire.diff.state import StateReader, device_bits, makes_device_bits
+from weightwire.digest import TensorDigest
 from weightwire.model import Changes, DType
 
 if TYPE_CHECKING:
     import torch
 
     from weightwire.kernels.triton.changes import DeviceChanges
-    from weightwire.kernels.triton.scatter import Write
+    from weightwire.kernels.triton.scatter import Scatter, Write
 
 log = logging.getLogger("weightwire.apply")
 
@@ -46,7 +49,7 @@ HELD_BYTES = 64 << 20
 _NO_SHARE = "changes would take more than their share of the device's memory"
 _NO_MEMORY = "the device has no memory left to decode in"
 
-_Kind: TypeAlias = "tuple[DType, Kind, torch.device, bool]"
+_Kind: TypeAlias = "tuple[DType, Kind, torch.device, bool, bool]"
 
 
 @dataclass(frozen=True)
@@ -71,11 +74,24 @@ class DeviceWrite:
 
 
 @dataclass(frozen=True)
-class _Waiting:
-    """A record, and the live bits that it is for."""
+class Waiting:
+    """A record, or some chunks of it, and the live bits that they are for."""
 
     record: Record
+    chunks: Chunks | None
+    """None for all of it."""
     live: torch.Tensor
+
+    @property
+    def name(self) -> str:
+        """The tensor's."""
+        return self.record.head.spec.name
+
+    @property
+    def span(self) -> Span:
+        """The elements that are decoded."""
+        head = self.record.head
+        return self.chunks.span if self.chunks else Span(head.start, head.stop)
 
 
 @dataclass(frozen=True)
@@ -101,12 +117,16 @@ class DeviceStaging:
     def __init__(self, live: StateReader) -> None:
         self._live = live
         self._streams = SideStreams()
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[Waiting] = []
         self._waiting_names: set[str] = set()
         self._n_waiting_bytes = self._n_copied_bytes = 0
         self._held: dict[str, list[DeviceWrite]] = {}
         self.n_bytes = 0
         """What is kept on the device."""
+        self.moved: dict[str, TensorDigest] = {}
+        """By how much the digests of tensors moved of which some chunks were decoded here."""
+        self.n_changed_in_parts = self.n_decoded_in_parts = 0
+        """Changes in such chunks, and elements."""
         self._is_closed = False
         n_model = sum(spec.n_bytes for spec in live.specs.values())
         self._max_bytes = max(HELD_BYTES, int(n_model * HELD_SHARE))
@@ -130,23 +150,28 @@ class DeviceStaging:
         """Whether something of a tensor is kept here, or waits to be decoded."""
         return name in self._held or name in self._waiting_names
 
-    def takes(self, record: Record) -> bool:
-        """Keep a record for the next batch; False where the host must decode it."""
-        head = record.head
+    @property
+    def waiting_parts(self) -> Collection[str]:
+        """Tensors of which only some chunks wait: their records do not prove what is live."""
+        return {each.name for each in self._waiting if each.chunks is not None}
+
+    def takes(self, record: Record, chunks: Chunks | None = None) -> bool:
+        """Keep a record, or some of it, for the next batch; False where the host must decode it."""
+        head, name = record.head, record.head.spec.name
         if self._is_closed or not head.n_elements:
             return False
-        live = self._live_bits(head)
+        span = chunks.span if chunks else Span(head.start, head.stop)
+        live = self._live_bits(name, span)
         if live is not None:
-            self._waiting.append(_Waiting(record, live))
-            self._waiting_names.add(head.spec.name)
+            self._waiting.append(Waiting(record, chunks, live))
+            self._waiting_names.add(name)
             self._n_waiting_bytes += live.nbytes
-            name = head.spec.name
             if name in self._held or makes_device_bits(self._live, name):
                 self._n_copied_bytes += live.nbytes
         return live is not None
 
-    def decode(self) -> list[Record]:
-        """Decode and prove what waits; gives the records that the device has no room for.
+    def decode(self) -> list[Waiting]:
+        """Decode and prove what waits; gives what the device has no room for.
 
         Where there are such, nothing more is taken here: the caller goes on with the host.
 
@@ -154,12 +179,12 @@ class DeviceStaging:
             BaseMismatch: live bits are not what the patch was made for.
             TargetMismatch, CorruptStream, MalformedRecord: the patch is not what it says.
         """
-        batches: dict[_Kind, list[_Waiting]] = {}
+        batches: dict[_Kind, list[Waiting]] = {}
         for each in self._waiting:
             batches.setdefault(self._kind(each), []).append(each)
         self._waiting, self._waiting_names = [], set()
         self._n_waiting_bytes = self._n_copied_bytes = 0
-        return [each.record for batch in batches.values() for each in self._left_of(batch)]
+        return [each for batch in batches.values() for each in self._left_of(batch)]
 
     def wait(self) -> None:
         """Wait until all that is kept is there, for whatever stream writes it."""
@@ -177,32 +202,31 @@ class DeviceStaging:
         for name in names:
             self.n_bytes -= sum(write.n_bytes for write in self._held.pop(name, ()))
 
-    def _live_bits(self, head: RecordHead) -> torch.Tensor | None:
+    def _live_bits(self, name: str, span: Span) -> torch.Tensor | None:
         """What a record is for, as it is on its device; put together there where it must be."""
-        first = device_bits(self._live, head.spec.name, head.start, head.start)
+        first = device_bits(self._live, name, span.start, span.start)
         if first is None:
             return None
         import torch
 
         try:
             with self._streams.on(first.device):
-                return device_bits(self._live, head.spec.name, head.start, head.stop)
+                return device_bits(self._live, name, span.start, span.stop)
         except torch.cuda.OutOfMemoryError:
             self._close(_NO_MEMORY)
             return None
 
-    def _kind(self, waiting: _Waiting) -> _Kind:
-        head = waiting.record.head
+    def _kind(self, waiting: Waiting) -> _Kind:
+        head, is_part = waiting.record.head, waiting.chunks is not None
         is_changed = any(True for _ in self._overlapping(waiting))
-        return head.spec.dtype, head.kind, waiting.live.device, is_changed
+        return head.spec.dtype, head.kind, waiting.live.device, is_changed, is_part
 
-    def _overlapping(self, waiting: _Waiting) -> Iterator[DeviceWrite]:
-        head = waiting.record.head
-        for write in self._held.get(head.spec.name, ()):
-            if write.start < head.stop and head.start < write.stop:
+    def _overlapping(self, waiting: Waiting) -> Iterator[DeviceWrite]:
+        for write in self._held.get(waiting.name, ()):
+            if write.start < waiting.span.stop and waiting.span.start < write.stop:
                 yield write
 
-    def _left_of(self, batch: list[_Waiting]) -> Sequence[_Waiting]:
+    def _left_of(self, batch: list[Waiting]) -> Sequence[Waiting]:
         import torch
 
         n_expected = sum(
@@ -224,38 +248,57 @@ class DeviceStaging:
             log.warning("%s: this update is staged on the host", why)
         self._is_closed = True
 
-    def _decode_batch(self, batch: list[_Waiting]) -> None:
+    def _decode_batch(self, batch: list[Waiting]) -> None:
         """Everything that may fail comes before the first change of what is kept."""
         from weightwire.kernels.triton.scatter import prepare_scatter, read, write
 
         if not any(True for _ in self._overlapping(batch[0])):
-            changes, _ = proven_on_device(_records(batch), [each.live for each in batch])
-            self._keep(batch, changes)
+            self._keep(batch, _proven(batch, [each.live for each in batch]))
             return
         olds = [each.live.clone() for each in batch]
         earlier = [
-            _within(held, each.record.head.start, old)
+            _within(held, each.span.start, old)
             for each, old in zip(batch, olds, strict=True)
             for held in self._overlapping(each)
         ]
         before = prepare_scatter([each.write for each in earlier])
         write(before)
-        changes, after = proven_on_device(_records(batch), olds)
-        write(after)
+        proven = _proven(batch, olds)
+        write(proven.writes)
         for each, found in zip(earlier, read(before), strict=True):
             each.tell(found)
-        self._keep(batch, changes)
+        self._keep(batch, proven)
 
-    def _keep(self, batch: list[_Waiting], changes: list[DeviceChanges]) -> None:
-        for each, found in zip(batch, changes, strict=True):
-            head = each.record.head
-            kept = DeviceWrite(head.spec.name, head.spec.dtype, head.start, head.stop, found)
-            self._held.setdefault(head.spec.name, []).append(kept)
+    def _keep(self, batch: list[Waiting], proven: _Proven) -> None:
+        for each, found in zip(batch, proven.changes, strict=True):
+            dtype, span = each.record.head.spec.dtype, each.span
+            kept = DeviceWrite(each.name, dtype, span.start, span.stop, found)
+            self._held.setdefault(each.name, []).append(kept)
             self.n_bytes += kept.n_bytes
+        # Records that were decoded whole tell it themselves.
+        for each, found, by in zip(batch, proven.changes, proven.moved, strict=False):
+            self.moved[each.name] = self.moved.get(each.name, TensorDigest()) + by
+            self.n_changed_in_parts += found.n_changed
+            self.n_decoded_in_parts += len(each.live)
 
 
-def _records(batch: list[_Waiting]) -> list[Record]:
-    return [each.record for each in batch]
+@dataclass(frozen=True)
+class _Proven:
+    """What a batch decodes to."""
+
+    changes: list[DeviceChanges]
+    writes: Scatter
+    """Of the changes, to the bits they were decoded against."""
+    moved: list[TensorDigest]
+    """By how much those bits' digests move; none where records tell it themselves."""
+
+
+def _proven(batch: list[Waiting], olds: list[torch.Tensor]) -> _Proven:
+    records = [each.record for each in batch]
+    parts = [each.chunks for each in batch if each.chunks is not None]
+    if parts:
+        return _Proven(*parts_on_device(records, parts, olds))
+    return _Proven(*proven_on_device(records, olds), [])
 
 
 def _within(held: DeviceWrite, start: int, piece: torch.Tensor) -> _Earlier:

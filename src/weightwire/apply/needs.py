@@ -8,6 +8,7 @@ depends on what is not.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -67,8 +68,8 @@ class Needs(Protocol):
     def span(self, spec: TensorSpec) -> Span:
         """The elements it keeps current; decoding the others is a waste."""
 
-    def prove(self, name: str) -> None:
-        """Raise BaseMismatch if what is kept of a tensor is not what it was."""
+    def prove(self, names: Collection[str]) -> None:
+        """Raise BaseMismatch if what is kept of one of these tensors is not what it was."""
 
     def keep_whole(self) -> None:
         """From the next anchor on, keep whole tensors: patches are cut where chunks straddle."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from weightwire.apply.device_staging import DeviceStaging, DeviceWrite
+from weightwire.apply.device_staging import DeviceStaging, DeviceWrite, Waiting
 from weightwire.apply.needs import Needs, Span, whole
 from weightwire.apply.pages import Pages
-from weightwire.apply.partial import chunks_around, partial_changes
+from weightwire.apply.partial import Chunks, chunks_around, partial_changes
 from weightwire.apply.proof import check_promise, tensor_digests
 from weightwire.codec.patch import Patch
 from weightwire.codec.patched import check_base_spec, proven_changes, proven_full, target_specs
@@ -22,7 +22,7 @@ from weightwire.codec.record import Kind, Record, RecordHead
 from weightwire.diff.overlay import room_for
 from weightwire.diff.spill import Spill
 from weightwire.diff.state import StateReader
-from weightwire.digest import TensorDigest
+from weightwire.digest import TensorDigest, digest_at
 from weightwire.errors import BaseMismatch
 from weightwire.kernels import kernels
 from weightwire.model import Bits, Changes, TensorSpec
@@ -59,10 +59,8 @@ class Staging:
         self._spill = Spill()
         self.digests: Mapping[str, TensorDigest] = digests or {}
         """Of every tensor of the result."""
-        self.n_changed = 0
-        """Changes decoded, those that a later patch changed again included."""
-        self.n_decoded = 0
-        """Elements in the chunks that were decoded."""
+        self._n_changed = self._n_decoded = 0
+        self._moved: dict[str, TensorDigest] = {}
 
     @property
     def specs(self) -> Mapping[str, TensorSpec]:
@@ -93,6 +91,23 @@ class Staging:
     def changed_names(self) -> tuple[str, ...]:
         """The tensors with changes, here or on a device; those made anew are not among them."""
         return (*self._changed, *self._beside.names)
+
+    @property
+    def n_changed(self) -> int:
+        """Changes decoded, those that a later patch changed again included."""
+        return self._n_changed + self._beside.n_changed_in_parts
+
+    @property
+    def n_decoded(self) -> int:
+        """Elements in the chunks that were decoded."""
+        return self._n_decoded + self._beside.n_decoded_in_parts
+
+    @property
+    def moved(self) -> Mapping[str, TensorDigest]:
+        """By how much the digests of what is kept of tensors moved, where that is not all."""
+        names = {*self._moved, *self._beside.moved}
+        both = (self._moved, self._beside.moved)
+        return {n: sum((m.get(n, TensorDigest()) for m in both), TensorDigest()) for n in names}
 
     def writes(self, names: Collection[str] | None = None) -> Iterator[tuple[str, int, Changes]]:
         """Tensor, first element of a page, and the net changes within it: each place once.
@@ -160,17 +175,21 @@ class Staging:
         kept, piece = self._kept(head), Span(head.start, head.stop)
         if kept.covers(piece):
             self._count(head.n_changed, head.n_elements)
-            if not self._goes_beside(record, made):
+            if kept != whole(head.spec):
+                self._move(head.spec.name, head.target_digest - head.base_digest)
+            if not self._goes_beside(record, None, made):
                 self._decode_whole(record, made)
         elif kept & piece:
-            self._decode_part(record, kept)
+            chunks = chunks_around(record, kept, self._needs)
+            if not self._goes_beside(record, chunks, made):
+                self._decode_part(record, chunks)
 
-    def _goes_beside(self, record: Record, made: dict[str, Bits]) -> bool:
+    def _goes_beside(self, record: Record, chunks: Chunks | None, made: dict[str, Bits]) -> bool:
         """Whether a device decodes this record; one full batch is decoded at a time."""
         head, name = record.head, record.head.spec.name
         if head.is_fresh or name in self._fresh or name in self._changed:
             return False
-        is_taken = self._beside.takes(record)
+        is_taken = self._beside.takes(record, chunks)
         is_torn = not is_taken and self._beside.has(name)
         if is_torn or self._beside.is_full:
             self._decode_beside(made)
@@ -180,11 +199,18 @@ class Staging:
 
     def _decode_beside(self, made: dict[str, Bits]) -> None:
         """Decode what waits for a device; all goes on here where that has no room."""
+        self._prove(self._beside.waiting_parts)
         left = self._beside.decode()
         if left:
             self._move_here(self._beside.names)
-        for record in left:
-            self._decode_whole(record, made)
+        for each in left:
+            self._decode_here(each, made)
+
+    def _decode_here(self, left: Waiting, made: dict[str, Bits]) -> None:
+        if left.chunks is None:
+            self._decode_whole(left.record, made)
+        else:
+            self._decode_part(left.record, left.chunks)
 
     def _move_here(self, names: Iterable[str]) -> None:
         """Keep changes here that were on a device."""
@@ -220,24 +246,32 @@ class Staging:
         else:
             self._keep(head, head.start, changes)
 
-    def _decode_part(self, record: Record, kept: Span) -> None:
+    def _decode_part(self, record: Record, chunks: Chunks) -> None:
         """Only the chunks with elements that are kept.
 
         Of a part, the record's digests prove nothing: the bucket's hash proves the changes, and
         the state below proves what it keeps.
         """
-        head = record.head
-        if isinstance(self._live, Needs):
-            self._live.prove(head.spec.name)
-        chunks = chunks_around(record, kept, self._needs)
-        old = self.read(head.spec.name, chunks.span.start, chunks.span.stop)
+        head, span = record.head, chunks.span
+        self._prove([head.spec.name])
+        old = self.read(head.spec.name, span.start, span.stop)
         changes = partial_changes(record, chunks, old)
         self._count(len(changes), len(old))
-        self._keep(head, chunks.span.start, changes)
+        before = digest_at(changes.positions, old[changes.positions], span.start)
+        after = digest_at(changes.positions, changes.bits, span.start)
+        self._move(head.spec.name, after - before)
+        self._keep(head, span.start, changes)
+
+    def _prove(self, names: Collection[str]) -> None:
+        if names and isinstance(self._live, Needs):
+            self._live.prove(names)
+
+    def _move(self, name: str, by: TensorDigest) -> None:
+        self._moved[name] = self._moved.get(name, TensorDigest()) + by
 
     def _count(self, n_changed: int, n_decoded: int) -> None:
-        self.n_changed += n_changed
-        self.n_decoded += n_decoded
+        self._n_changed += n_changed
+        self._n_decoded += n_decoded
 
     def _keep(self, head: RecordHead, start: int, changes: Changes) -> None:
         name = head.spec.name

@@ -47,7 +47,9 @@ class DeviceRoom:
             on_device = _copied_to_device(state, spec, device)
             if on_device is not None:
                 return on_device
-        return HeldOnHost(_copied(state, spec, page_locked(spec, device)), device)
+        return HeldOnHost(
+            _copied(state, spec, page_locked(spec.n_elements, spec.dtype, device)), device
+        )
 
     def _take(self, device: torch.device, n_bytes: int) -> bool:
         if isinstance(self._wanted, bool):

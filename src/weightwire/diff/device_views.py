@@ -93,6 +93,13 @@ def view_on_device(spec: TensorSpec, tensor: Any) -> DeviceView:
     return DeviceView(spec, as_integers(tensor.detach(), spec.dtype))
 
 
+def empty_integers(n_elements: int, dtype: DType, device: torch.device) -> torch.Tensor:
+    """Room for bits on a device, as such integers."""
+    import torch
+
+    return torch.empty(n_elements, dtype=getattr(torch, _INTEGERS[dtype.n_bytes]), device=device)
+
+
 def as_integers(tensor: Any, dtype: DType) -> torch.Tensor:
     """A tensor's bits as the integers that torch and the kernels agree on, over the same memory."""
     import torch

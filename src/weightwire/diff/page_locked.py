@@ -13,24 +13,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from weightwire.model import Bits, TensorSpec
+from weightwire.model import Bits, DType
 
 if TYPE_CHECKING:
     import torch
 
-log = logging.getLogger("weightwire.publisher")
+log = logging.getLogger("weightwire.diff")
 
 _MIN_BYTES = 1 << 20
 """Below it a copy is over before locking would have paid."""
 
 
-def page_locked(spec: TensorSpec, device: torch.device) -> Bits:
-    """Room for a tensor; ordinary memory where locking is of no use, or is refused."""
-    if device.type != "cuda" or spec.n_bytes < _MIN_BYTES:
-        return np.empty(spec.n_elements, spec.dtype.bits_dtype)
+def page_locked(n_elements: int, dtype: DType, device: torch.device | None) -> Bits:
+    """Room for elements; ordinary memory where locking is of no use, or is refused."""
+    n_bytes = n_elements * dtype.n_bytes
+    if device is None or device.type != "cuda" or n_bytes < _MIN_BYTES:
+        return np.empty(n_elements, dtype.bits_dtype)
     # Pages of its own, since those at the ends would otherwise be locked for two; and shared ones:
     # of private pages a fork would leave this process copies that the device does not know.
-    array: Bits = np.frombuffer(mmap.mmap(-1, spec.n_bytes), spec.dtype.bits_dtype)
+    array: Bits = np.frombuffer(mmap.mmap(-1, n_bytes), dtype.bits_dtype)
     _lock(array, device)
     return array
 
@@ -40,7 +41,7 @@ def _lock(array: Bits, device: torch.device) -> None:
 
     runtime = torch.cuda.cudart()
     if int(runtime.cudaHostRegister(array.ctypes.data, array.nbytes, 0)):
-        log.warning("%d bytes of the baseline cannot be page-locked: copies are slow", array.nbytes)
+        log.warning("%d bytes cannot be page-locked: copies from there are slow", array.nbytes)
         _take_error_away(device)
         return
     # Slices keep this array alive, and it is told before its memory goes.

@@ -5,7 +5,7 @@ The twin of ``held_elements`` for memory that kernels reach: bits, digests, and 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from weightwire.apply.device_staging import DeviceWrite
@@ -29,11 +29,8 @@ _MAX_NARROW = 1 << 31
 
 
 def device_of(layout: Layout, name: str) -> torch.device | None:
-    """The device that holds all of a tensor, and all copies of it, where kernels reach them."""
-    parts = layout.parts_of(name)
-    if not parts or not layout.is_whole(name):
-        return None
-    reached = [reached_memory(layout, part) for part in parts]
+    """The device that holds all that there is of a tensor here, where kernels reach it."""
+    reached = [reached_memory(layout, part) for part in layout.parts_of(name)]
     devices = {memory.device if memory else None for memory in reached}
     return devices.pop() if len(devices) == 1 else None
 
@@ -57,21 +54,43 @@ def live_run(layout: Layout, name: str, start: int, stop: int) -> torch.Tensor |
     return None
 
 
-def gather(layout: Layout, name: str, start: int, stop: int) -> torch.Tensor | None:
-    """The same put together from parts, as a copy; None if some bits were never published."""
-    import torch
+def gather(layout: Layout, name: str, start: int, into: torch.Tensor) -> bool:
+    """Copy all elements the engine holds to ``into``, which begins at ``start`` of the tensor.
 
-    device, n_bytes = device_of(layout, name), layout.specs[name].dtype.n_bytes
-    integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[n_bytes]
-    found = torch.empty(stop - start, dtype=integers, device=device)
+    False if some bits were never published.
+    """
     for part in layout.parts_of(name):
-        for box in () if part.is_copy else part.box.within(start, stop):
+        for box in () if part.is_copy else part.box.within(start, start + len(into)):
             bits = read_box(layout, part, box)
             if bits is None:
-                return None
-            strides = [axis.source for axis in box.axes]
-            found.as_strided(box.shape, strides, box.source - start).copy_(bits)
-    return found
+                return False
+            _strided(into, box, box.source - start).copy_(bits)
+    return True
+
+
+def differs(
+    layout: Layout, part: Part, read: Callable[[str, int, int], torch.Tensor | None]
+) -> bool:
+    """Whether a part holds other bits than ``read`` gives for its elements; waits once."""
+    import torch
+
+    memory = reached_memory(layout, part)
+    if memory is None:
+        return True
+    is_other = torch.zeros((), dtype=torch.bool, device=memory.device)
+    for box in bounded(part.box):
+        held, kept = read_box(layout, part, box), read(part.name, box.source, box.stop)
+        if held is None or kept is None:
+            return True
+        is_other |= (held != _strided(kept, box, 0)).any()
+    return bool(is_other)
+
+
+def _strided(flat: torch.Tensor, box: Box, first: int) -> torch.Tensor:
+    """A box's elements in a stretch of the tensor that has it from ``first`` on."""
+    return flat.as_strided(
+        box.shape, [axis.source for axis in box.axes], flat.storage_offset() + first
+    )
 
 
 def read_box(layout: Layout, part: Part, box: Box) -> torch.Tensor | None:

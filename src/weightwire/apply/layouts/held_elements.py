@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -43,16 +43,15 @@ def copy_live(layout: Layout, name: str, start: int, into: Bits) -> None:
             room[...] = read_live(layout, part, box)
 
 
-def live_run(layout: Layout, name: str) -> Span:
-    """The longest run of elements that can all be read from host memory; maybe none."""
-    parts = [part for part in layout.parts_of(name) if not part.is_copy]
-    host = [part for part in parts if layout.memories[part.memory].is_host]
-    if not host:
+def longest_run(parts: Sequence[Part]) -> Span:
+    """The longest run of elements that parts hold together; maybe none."""
+    mine = [part for part in parts if not part.is_copy]
+    if not mine:
         return NOTHING
-    hull = Span(min(p.box.source for p in host), max(p.box.stop for p in host))
-    if sum(part.box.n_elements for part in host) == hull.stop - hull.start:
+    hull = Span(min(p.box.source for p in mine), max(p.box.stop for p in mine))
+    if sum(part.box.n_elements for part in mine) == hull.stop - hull.start:
         return hull
-    dense = [p.box for p in host if p.box.n_elements == p.box.stop - p.box.source]
+    dense = [p.box for p in mine if p.box.n_elements == p.box.stop - p.box.source]
     runs = _merged(sorted((box.source, box.stop) for box in dense))
     return max(runs, key=lambda run: run.stop - run.start, default=NOTHING)
 

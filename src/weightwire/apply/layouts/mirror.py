@@ -2,20 +2,25 @@
 
 Nothing is kept where the engine's own memory can be read. A row-parallel shard lies scattered in
 its tensor, so the tensor is kept whole; a column-parallel one is a run, so only the ends of the
-chunks it shares with its neighbours are. Of a tensor that a device holds whole, where kernels reach
-it, nothing is kept; other memory on a device is kept as far as it is needed.
+chunks it shares with its neighbours are. Memory on a device is read as well where kernels reach it,
+and what is kept beside it is page-locked; other memory on a device is kept as far as it is needed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from weightwire.apply.layouts.regions import AT_ONCE
 from weightwire.apply.needs import Span
+from weightwire.diff.page_locked import page_locked
 from weightwire.kernels import kernels
 from weightwire.model import Bits, Changes, TensorSpec
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Mirror:
@@ -35,26 +40,28 @@ class Mirror:
         return frozenset(name for name, spans in self._spans.items() if spans)
 
     def load(
-        self, spec: TensorSpec, spans: tuple[Span, ...], read: Callable[[str, int, int], Bits]
+        self,
+        spec: TensorSpec,
+        spans: tuple[Span, ...],
+        read: Callable[[str, int, int], Bits],
+        device: torch.device | None = None,
     ) -> None:
-        """Keep these spans of a tensor, and no others."""
+        """Keep these spans of a tensor, and no others; ``device`` will read them, if there is one."""
         kept = []
         for span in spans:
-            room = np.empty(span.stop - span.start, spec.dtype.bits_dtype)
+            room = page_locked(span.stop - span.start, spec.dtype, device)
             for start in range(span.start, span.stop, AT_ONCE):
                 stop = min(start + AT_ONCE, span.stop)
                 room[start - span.start : stop - span.start] = read(spec.name, start, stop)
             kept.append((span, room))
         self._spans[spec.name] = tuple(kept)
 
-    def fill(self, name: str, start: int, into: Bits) -> None:
-        """Copy what is kept to ``into``, which begins at ``start`` of the tensor."""
-        wanted = Span(start, start + len(into))
+    def within(self, name: str, wanted: Span) -> Iterator[tuple[Span, Bits]]:
+        """What is kept of a span: the elements, and their bits where they are kept."""
         for span, bits in self._spans.get(name, ()):
             both = span & wanted
             if both:
-                part = bits[both.start - span.start : both.stop - span.start]
-                into[both.start - start : both.stop - start] = part
+                yield both, bits[both.start - span.start : both.stop - span.start]
 
     def write(self, name: str, start: int, changes: Changes, n_threads: int) -> None:
         """Overwrite single elements, where they are kept."""

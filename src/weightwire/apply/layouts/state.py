@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -11,32 +11,26 @@ import numpy as np
 from weightwire.apply.device_stream import SideStreams
 from weightwire.apply.layouts import device_elements
 from weightwire.apply.layouts.held_elements import (
+    bounded,
     copy_live,
-    digest_part,
     hull,
-    live_run,
+    longest_run,
+    read_live,
 )
-from weightwire.apply.layouts.layout import Layout
+from weightwire.apply.layouts.kept_digests import digest_span, kept_digests
+from weightwire.apply.layouts.layout import Layout, Part
 from weightwire.apply.layouts.mirror import Mirror
-from weightwire.apply.layouts.regions import AT_ONCE, Box, strided
+from weightwire.apply.layouts.regions import Box, strided
 from weightwire.apply.needs import Span, rounded_out, whole
+from weightwire.diff.device_views import empty_integers
+from weightwire.diff.held import as_tensor
 from weightwire.diff.state import StateReader
-from weightwire.digest import TensorDigest, digest_bits, digest_tensor
+from weightwire.digest import TensorDigest
 from weightwire.errors import BaseMismatch, MissingTensor
 from weightwire.model import Bits, TensorSpec
 
 if TYPE_CHECKING:
     import torch
-
-
-@dataclass(frozen=True)
-class Sums:
-    """What is held of a tensor must add up to this; moved with every change."""
-
-    live: TensorDigest
-    """Over every part, copies too."""
-    kept: TensorDigest
-    """Over the span that is kept."""
 
 
 @dataclass
@@ -46,8 +40,8 @@ class Held:
     layout: Layout
     ties: Mapping[str, str]
     mirror: Mirror = field(default_factory=Mirror)
-    sums: dict[str, Sums] = field(default_factory=dict)
-    """Of tensors that are not held whole and once: the others have the version's digest."""
+    sums: dict[str, TensorDigest] = field(default_factory=dict)
+    """Digests of what is kept of tensors that are not kept whole: the others have the version's."""
     keeps_whole: bool = False
     """Whether spans are whole tensors: patches are cut where chunks straddle."""
     on_cut: Callable[[], None] = lambda: None
@@ -68,13 +62,15 @@ class Held:
     def run(self, name: str) -> Span:
         """The elements that are read from the engine's memory, not from the mirror."""
         if name not in self._runs:
-            is_beside = self.device_of(name) is not None
-            spec = self.layout.specs[name]
-            self._runs[name] = whole(spec) if is_beside else live_run(self.layout, name)
+            parts, is_beside = self.layout.parts_of(name), self.device_of(name) is not None
+            memories = self.layout.memories
+            self._runs[name] = longest_run(
+                [part for part in parts if is_beside or memories[part.memory].is_host]
+            )
         return self._runs[name]
 
     def device_of(self, name: str) -> torch.device | None:
-        """The device that holds all of a tensor, where kernels reach it."""
+        """The device that holds all there is of a tensor here, where kernels reach it."""
         if name not in self._devices:
             self._devices[name] = device_elements.device_of(self.layout, name)
         return self._devices[name]
@@ -83,13 +79,14 @@ class Held:
         """The spans that the engine's memory cannot give."""
         return self.span(spec).without(self.run(spec.name))
 
-    def is_plain(self, name: str) -> bool:
-        """Whether a tensor is held whole and once, so that its digest is the version's."""
-        has_copies = any(part.is_copy for part in self.layout.parts_of(name))
-        return self.layout.is_whole(name) and not has_copies and not self._is_mirrored(name)
-
-    def _is_mirrored(self, name: str) -> bool:
-        return bool(self.mirrored(self.layout.specs[name]))
+    def parts_apart(self, name: str) -> list[Part]:
+        """Parts that are not what is read: copies, and what is read from the mirror instead."""
+        run = self.run(name)
+        return [
+            part
+            for part in self.layout.parts_of(name)
+            if part.is_copy or not run.covers(Span(part.box.source, part.box.stop))
+        ]
 
 
 class LayoutState:
@@ -129,32 +126,42 @@ class LayoutState:
         if direct is not None:
             return direct
         bits: Bits = np.empty(stop - start, spec.dtype.bits_dtype)
-        self._held.mirror.fill(name, start, bits)
+        for span, kept in self._held.mirror.within(name, wanted):
+            bits[span.start - start : span.stop - start] = kept
         inside = self._held.run(name) & wanted
         if inside:
-            copy_live(
-                self._held.layout,
-                name,
-                inside.start,
-                bits[inside.start - start : inside.stop - start],
-            )
+            room = bits[inside.start - start : inside.stop - start]
+            copy_live(self._held.layout, name, inside.start, room)
         return bits
 
     def read_device(self, name: str, start: int, stop: int) -> torch.Tensor | None:
-        """The same on the device: live memory itself, or what is put together from it there.
+        """The same on the device: live memory itself, or what is put together there.
 
-        None where a tensor is not held whole by one device, and where that has bits that nobody
-        published: ``read`` says which.
+        None where what is held of a tensor is not on one device, and where that has bits that
+        nobody published: ``read`` says which.
         """
-        if self._held.device_of(name) is None:
+        device = self._held.device_of(name)
+        if device is None:
             return None
         run = device_elements.live_run(self._held.layout, name, start, stop)
-        return device_elements.gather(self._held.layout, name, start, stop) if run is None else run
+        return self._gathered(name, Span(start, stop), device) if run is None else run
+
+    def _gathered(self, name: str, wanted: Span, device: torch.device) -> torch.Tensor | None:
+        """Elements on the device, from the engine's memory and from the mirror."""
+        start, dtype = wanted.start, self.specs[name].dtype
+        found = empty_integers(wanted.stop - start, dtype, device)
+        for span, kept in self._held.mirror.within(name, wanted):
+            room = found[span.start - start : span.stop - start]
+            room.copy_(as_tensor(kept), non_blocking=True)
+        inside = self._held.run(name) & wanted
+        room = found[inside.start - start : inside.stop - start] if inside else found[:0]
+        is_sound = device_elements.gather(self._held.layout, name, inside.start, room)
+        return found if is_sound else None
 
     def makes_device_bits(self, name: str) -> bool:
         """Whether they have to be put together."""
-        n_elements = self.specs[name].n_elements
-        return device_elements.live_run(self._held.layout, name, 0, n_elements) is None
+        kept = self._held.span(self.specs[name])
+        return device_elements.live_run(self._held.layout, name, kept.start, kept.stop) is None
 
     def span(self, spec: TensorSpec) -> Span:
         """The elements that are kept current."""
@@ -164,47 +171,47 @@ class LayoutState:
         """From the next anchor on, keep whole tensors."""
         self._held.on_cut()
 
-    def prove(self, name: str) -> None:
-        """See that what is kept of a tensor is what was proven when it came.
+    def prove(self, names: Collection[str]) -> None:
+        """See that what is kept of tensors is what was proven when it came; of many at once.
 
         Raises:
             BaseMismatch: it is not.
         """
-        sums = self._held.sums.get(name)
-        if sums is None or name in self._proven:
-            return
-        found = self.digest_kept(name)
-        if found != sums.kept:
-            raise BaseMismatch(
-                f"tensor {name!r:.200}: what is kept of it has digest {found}, it had {sums.kept};"
-                " nothing was written; start from an anchor"
-            )
-        self._proven.add(name)
+        sums = self._held.sums
+        found = self._kept_digests({*names} & sums.keys() - self._proven)
+        for name, digest in found.items():
+            if digest != sums[name]:
+                raise BaseMismatch(
+                    f"tensor {name!r:.200}: what is kept of it has digest {digest}, it had"
+                    f" {sums[name]}; nothing was written; start from an anchor"
+                )
+        self._proven |= found.keys()
 
     def is_sound(self, name: str, digest: TensorDigest) -> bool:
         """Whether live memory and mirror have what they should of a tensor."""
+        if not self._held.layout.parts_of(name):
+            return True
         try:
-            live, sums = self.digest_live(name), self._held.sums.get(name)
-            if sums is None:
-                return not self._held.layout.parts_of(name) or live == digest
-            return live == sums.live and self.digest_kept(name) == sums.kept
+            kept = self._kept_digests([name])[name]
+            is_right = kept == self._held.sums.get(name, digest)
+            return is_right and all(map(self._is_as_kept, self._held.parts_apart(name)))
         except BaseMismatch:
             return False
 
-    def digest_live(self, name: str) -> TensorDigest:
-        """Digest of every part of a tensor, from live memory."""
-        total = TensorDigest()
-        for part in self._held.layout.parts_of(name):
-            total += device_elements.digest_live(self._held.layout, part, self._streams)
-        return total
+    def _kept_digests(self, names: Collection[str]) -> dict[str, TensorDigest]:
+        spans = {name: self._held.span(self.specs[name]) for name in names}
+        return kept_digests(self, spans, self._streams)
 
-    def digest_kept(self, name: str) -> TensorDigest:
-        """Digest of the kept span of a tensor."""
-        device = self._held.device_of(name)
+    def _is_as_kept(self, part: Part) -> bool:
+        """Whether a part holds the elements that are read for it from elsewhere."""
+        layout, device = self._held.layout, self._held.device_of(part.name)
         if device is not None:
             with self._streams.on(device):
-                return digest_tensor(self, name)
-        return digest_span(self, name, self._held.span(self.specs[name]))
+                return not device_elements.differs(layout, part, self.read_device)
+        return all(
+            np.array_equal(read_live(layout, part, box), read_box(self, part.name, box))
+            for box in bounded(part.box)
+        )
 
     def _direct(self, name: str, start: int, stop: int) -> Bits | None:
         """Live memory itself, if it is a run of published bits."""
@@ -217,21 +224,14 @@ class LayoutState:
         return None
 
 
-def digest_span(state: StateReader, name: str, span: Span) -> TensorDigest:
-    """Digest of a run of elements, read in pieces."""
-    total = TensorDigest()
-    for start in range(span.start, span.stop, AT_ONCE):
-        stop = min(start + AT_ONCE, span.stop)
-        total += digest_bits(state.read(name, start, stop), start)
-    return total
-
-
-def staged_sums(held: Held, state: StateReader, spec: TensorSpec) -> Sums:
-    """The sums of a tensor whose proven bits ``state`` gives."""
-    live = TensorDigest()
-    for part in held.layout.parts_of(spec.name):
-        live += digest_part(part, lambda p, box: read_box(state, p.name, box))
-    return Sums(live, digest_span(state, spec.name, held.span(spec)))
+def staged_sums(held: Held, state: StateReader) -> dict[str, TensorDigest]:
+    """Digests of what will be kept of tensors that are not kept whole; ``state`` is proven."""
+    spans = {name: held.span(spec) for name, spec in state.specs.items()}
+    return {
+        name: digest_span(state, name, span)
+        for name, span in spans.items()
+        if span and span != whole(state.specs[name])
+    }
 
 
 def read_box(state: StateReader, name: str, box: Box) -> Bits:

@@ -19,7 +19,7 @@ from weightwire.apply.layouts.engine_memory import settle, write_all
 from weightwire.apply.layouts.engine_parameters import signature
 from weightwire.apply.layouts.layout import Layout
 from weightwire.apply.layouts.shares import Share, shares_of
-from weightwire.apply.layouts.state import Held, LayoutState, Sums, staged_sums
+from weightwire.apply.layouts.state import Held, LayoutState, staged_sums
 from weightwire.apply.layouts.trace import ListParameters, Load, trace
 from weightwire.apply.layouts.writes import (
     MemoryWrites,
@@ -27,7 +27,6 @@ from weightwire.apply.layouts.writes import (
     fill_paddings,
     load_parts,
     memory_writes,
-    moved_sums,
     split_by_reach,
 )
 from weightwire.apply.needs import Needs
@@ -53,8 +52,8 @@ class LayoutReady(Ready):
     writes: tuple[MemoryWrites, ...] = field(default=(), kw_only=True)
     launches: DeviceWrites = field(default_factory=DeviceWrites, kw_only=True)
     """Further writes: those to memory that kernels reach."""
-    sums: Mapping[str, Sums] = field(default_factory=dict, kw_only=True)
-    """What the parts must add up to afterwards."""
+    sums: Mapping[str, TensorDigest] = field(default_factory=dict, kw_only=True)
+    """Digests of what is kept afterwards of tensors that are not kept whole."""
 
 
 class LayoutTarget:
@@ -132,14 +131,11 @@ class LayoutTarget:
         is_anchor = folder is not None
         held = (self._anew if is_anchor else self._fit)(staging.specs, staging.ties)
         if held is not self._held or staging.fresh:
-            sums = {
-                name: staged_sums(held, staging, spec)
-                for name, spec in staging.specs.items()
-                if held.layout.parts_of(name) and not held.is_plain(name)
-            }
+            sums = staged_sums(held, staging)
             return LayoutReady(staging, digest, folder, held=held, is_whole=True, sums=sums)
         writes, launches = _find_writes(held, staging)
-        sums = {**held.sums, **moved_sums(held, LayoutState(held), staging)}
+        moved = staging.moved
+        sums = {name: sum_ + moved.get(name, TensorDigest()) for name, sum_ in held.sums.items()}
         return LayoutReady(
             staging,
             digest,
@@ -230,7 +226,8 @@ class LayoutTarget:
                 held.mirror.write(name, start, changes, self._n_threads)
             return
         for spec in staging.specs.values():
-            held.mirror.load(spec, held.mirrored(spec), staging.read)
+            device = held.device_of(spec.name)
+            held.mirror.load(spec, held.mirrored(spec), staging.read, device)
         held.mirror.keep_only(staging.specs.keys())
 
     def _require_in_place(self) -> None:
@@ -249,7 +246,7 @@ class LayoutTarget:
 def _find_writes(held: Held, staging: Staging) -> tuple[tuple[MemoryWrites, ...], DeviceWrites]:
     """Everything that changes: what the host or torch writes, and what kernels do."""
     beside = device_writes(held.layout, staging)
-    # What was staged on a device was read there, so it is held there whole.
+    # What was staged on a device was read there: all that is held of it is there.
     others = {*staging.changed_names} - {write.name for write in staging.device_writes()}
     here, sent = split_by_reach(held.layout, memory_writes(held.layout, staging, others))
     return tuple(here), prepare_writes([*beside, *sent])

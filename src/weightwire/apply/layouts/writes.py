@@ -14,11 +14,10 @@ from weightwire.apply.layouts.engine_memory import DeviceMemory, Writes
 from weightwire.apply.layouts.held_elements import bounded
 from weightwire.apply.layouts.layout import Layout, Part
 from weightwire.apply.layouts.regions import Positions
-from weightwire.apply.layouts.state import Held, LayoutState, Sums, read_box
+from weightwire.apply.layouts.state import read_box
 from weightwire.apply.staging import Staging
 from weightwire.diff.spill import Spill
 from weightwire.diff.state import StateReader
-from weightwire.digest import TensorDigest, digest_at
 from weightwire.model import Bits, Changes
 
 if TYPE_CHECKING:
@@ -123,38 +122,6 @@ def _ready(layout: Layout, number: int, group: _Group, spill: Spill) -> MemoryWr
 def _placed(part: Part, positions: Positions, bits: Bits) -> tuple[Positions, Bits]:
     found, inside, places = part.box.find(positions)
     return places, bits[found] if inside is None else bits[found][inside]
-
-
-def moved_sums(held: Held, state: LayoutState, staging: Staging) -> dict[str, Sums]:
-    """The sums after the staged changes, where sums are kept."""
-    sums: dict[str, Sums] = {}
-    for name, start, changes in staging.writes(held.sums):
-        if len(changes):
-            before = sums.get(name, held.sums[name])
-            sums[name] = _moved(held, state, before, name, start, changes)
-    return sums
-
-
-def _moved(
-    held: Held, state: LayoutState, sums: Sums, name: str, start: int, changes: Changes
-) -> Sums:
-    positions = changes.positions.astype(np.int64) + start
-    first, last = int(positions[0]), int(positions[-1]) + 1
-    old = state.read(name, first, last)[positions - first]
-    kept = sums.kept + _difference(positions, old, changes.bits)
-    live = sums.live
-    for part in held.layout.parts_of(name):
-        found, inside, _ = part.box.find(positions)
-        chosen = slice(None) if inside is None else inside
-        live += _difference(
-            positions[found][chosen], old[found][chosen], changes.bits[found][chosen]
-        )
-    return Sums(live, kept)
-
-
-def _difference(positions: Positions, old: Bits, new: Bits) -> TensorDigest:
-    at = positions.astype(np.uint64)
-    return digest_at(at, new) - digest_at(at, old)
 
 
 def load_parts(layout: Layout, state: StateReader, name: str) -> None:
