@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_model_batch import every_dtype, random_survey
+from test_model_build import every_dtype, random_survey
 
 import weightwire as ww
 from weightwire import limits

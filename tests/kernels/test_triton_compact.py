@@ -12,6 +12,7 @@ from weightwire.codec.classes import build_model, choose_chunk_log2
 from weightwire.codec.piece import EncodedPiece, encode_piece
 from weightwire.errors import CorruptStream, StopError
 from weightwire.kernels.contract import Streams
+from weightwire.kernels.model_batch import batch_of
 from weightwire.kernels.native import NativeKernels
 from weightwire.model import Bits, DType, dtype_named
 
@@ -22,7 +23,6 @@ from weightwire.codec.device_pieces import _parts, decode_pieces, encode_pieces
 from weightwire.codec.model_bytes import model_bytes
 from weightwire.kernels.triton.encode import encode_compact_all
 from weightwire.kernels.triton.memories import Memories
-from weightwire.kernels.triton.models import arrays_of
 from weightwire.kernels.triton.slabs import Work
 
 if TYPE_CHECKING:
@@ -146,13 +146,13 @@ def test_pieces_with_more_changes_than_their_samples_foretold_are_coded_again(
     pairs = [(old, calm), (old, new), (old, calm)]
     surveys = [NATIVE.survey(a, b, dtype) for a, b in pairs]
     models = [build_model(survey, dtype) for survey in surveys]
-    chunks = np.array([choose_chunk_log2(survey) for survey in surveys], dtype=np.int64)
+    chunks = [choose_chunk_log2(survey) for survey in surveys]
     olds, news = ([on(device, bits) for bits in side] for side in zip(*pairs, strict=True))
-    work = Work(Memories(olds, news), dtype, arrays_of(models), chunks, np.zeros(3))
+    work = Work(Memories(olds, news), dtype, batch_of(models, chunks), np.zeros(3))
     with caplog.at_level("INFO"):
         found = list(encode_compact_all([work], budget_bytes=BUDGET))
     assert "once more" in caplog.text
-    for (a, b), model, chunk, coded in zip(pairs, models, chunks.tolist(), found, strict=True):
+    for (a, b), model, chunk, coded in zip(pairs, models, chunks, found, strict=True):
         assert_same(coded, NATIVE.encode_compact(a, b, dtype, model, chunk, 1))
 
 
@@ -188,11 +188,11 @@ def test_slabs_give_the_bytes_of_all_pieces_at_once(
     ]
     surveys = [NATIVE.survey(a, b, dtype) for a, b in pairs]
     models = [build_model(survey, dtype) for survey in surveys]
-    chunks = np.array([choose_chunk_log2(survey) for survey in surveys], dtype=np.int64)
+    chunks = [choose_chunk_log2(survey) for survey in surveys]
     olds, news = ([on(device, bits) for bits in side] for side in zip(*pairs, strict=True))
-    work = Work(Memories(olds, news), dtype, arrays_of(models), chunks, np.full(3, 0.02))
+    work = Work(Memories(olds, news), dtype, batch_of(models, chunks), np.full(3, 0.02))
     for (a, b), model, chunk, coded in zip(
-        pairs, models, chunks.tolist(), encode_compact_all([work], budget_bytes=0), strict=True
+        pairs, models, chunks, encode_compact_all([work], budget_bytes=0), strict=True
     ):
         assert_same(coded, NATIVE.encode_compact(a, b, dtype, model, chunk, 1))
 
@@ -208,8 +208,8 @@ def test_chunks_with_more_exceptions_than_there_is_room_for_are_coded_on_the_hos
     calm[:50] ^= 1
     survey = NATIVE.survey(old, calm, dtype)
     model, chunk = build_model(survey, dtype), 16
-    work = Work(Memories([on(device, old)], [on(device, new)]), dtype, arrays_of([model]),
-                np.array([chunk]), np.array([0.02]))  # fmt: skip
+    memories = Memories([on(device, old)], [on(device, new)])
+    work = Work(memories, dtype, batch_of([model], [chunk]), np.array([0.02]))
     (found,) = encode_compact_all([work], budget_bytes=BUDGET)
     assert_same(found, NATIVE.encode_compact(old, new, dtype, model, chunk, 1))
 

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from weightwire.codec.classes import UNUSED_MODEL
-from weightwire.codec.model_batch import ModelBatch
 from weightwire.codec.model_bytes import EXPECTED, SAME_TABLE, TWO_BYTES, model_bytes
 from weightwire.kernels.contract import DENSE, N_TOKENS
+from weightwire.kernels.model_batch import ModelBatch
 
 if TYPE_CHECKING:
     from weightwire.codec.device_pieces import DevicePiece

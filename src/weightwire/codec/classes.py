@@ -10,8 +10,10 @@ import numpy.typing as npt
 
 from weightwire import limits
 from weightwire.kernels.contract import (
+    ALL_ALIKE,
     N_CLASSES,
     ONE_STEP,
+    OUTLIERS,
     PROBABILITY_SUM,
     ClassModel,
     StepTable,
@@ -22,9 +24,6 @@ from weightwire.model import DType
 
 MAX_LOG2_WEIGHT = 8
 """A weight less one then fits a byte, and vector units look up sixteen bytes at once."""
-
-OUTLIERS = 1024
-"""One element in so many may lie above the window of classes without moving it."""
 
 _RARE_TO_SKIP_CODING = 1024
 """A class whose other steps are rarer than this is coded as always taking its main step."""
@@ -43,7 +42,7 @@ _MANY = 1 << 16
 """Elements per change from which on chunks are the largest there are."""
 
 
-UNUSED_MODEL = ClassModel(0, (0,) * N_CLASSES, (False,) * N_CLASSES, (ONE_STEP,) * N_CLASSES)
+UNUSED_MODEL = ALL_ALIKE
 """The shortest model there is, for pieces without a coded chunk."""
 
 

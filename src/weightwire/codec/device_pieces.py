@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from weightwire.codec.classes import UNUSED_MODEL
-from weightwire.codec.model_batch import ModelBatch, batch_part, build_models, joined
+from weightwire.codec.model_build import build_models
 from weightwire.codec.piece import CODECS, EncodedPiece, thread_count
 from weightwire.errors import CorruptStream, StopError
 from weightwire.kernels.contract import DENSE, PLAIN_CHUNK, ClassModel, Streams
+from weightwire.kernels.model_batch import ModelBatch, batch_of, joined
 from weightwire.model import DType
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from weightwire.kernels.triton.changes import DeviceChanges
     from weightwire.kernels.triton.memories import Memories
-    from weightwire.kernels.triton.models import ModelArrays
     from weightwire.kernels.triton.slabs import Work
 
 
@@ -98,8 +98,8 @@ def encode_pieces(
     def works() -> Iterator[Work]:
         surveys = _Surveys(olds, news, dtype, given or mark(olds[0].device))
         for number in range(len(surveys)):
-            models, work = surveys.work(number, thread_count(n_threads))
-            batches.append(models)
+            work = surveys.work(number, thread_count(n_threads))
+            batches.append(work.models)
             sizes.extend(work.memories.sizes.tolist())
             yield work
         # All is begun: there is time.
@@ -150,13 +150,12 @@ class _Surveys:
             memories = Memories(self._olds[part], self._news[part])
             self._begun.append(_Surveyed(memories, self._dtype, self._given))
 
-    def work(self, number: int, n_threads: int) -> tuple[ModelBatch, Work]:
-        """How to code a part, and what the encoder is told; the next one is counted meanwhile."""
+    def work(self, number: int, n_threads: int) -> Work:
+        """What the encoder is told of a part; the next one is counted meanwhile."""
         self.begin(number)
-        models, work = self._begun[number].work(self._dtype, n_threads)
+        work = self._begun[number].work(self._dtype, n_threads)
         is_last = number == len(self) - 1
-        meanwhile = partial(self.begin, number + 1)
-        return models, replace(work, is_last=is_last, meanwhile=meanwhile)
+        return replace(work, is_last=is_last, meanwhile=partial(self.begin, number + 1))
 
 
 class _Surveyed:
@@ -172,8 +171,8 @@ class _Surveyed:
             self._batch = survey_memories(memories, dtype)
             self._counts = send_to_host(self._batch.counts)
 
-    def work(self, dtype: DType, n_threads: int) -> tuple[ModelBatch, Work]:
-        """How to code them, and what the encoder is told; waits for the counts."""
+    def work(self, dtype: DType, n_threads: int) -> Work:
+        """What the encoder is told of them; waits for the counts."""
         from weightwire.kernels.triton.slabs import Work
 
         found = self._batch.on_host(self._counts.wait())
@@ -181,8 +180,7 @@ class _Surveyed:
         keys = found.base_key.numpy()
         models, n_listed = build_models(keys, by_class, by_token, dtype, n_threads)
         rates = n_listed / np.maximum(by_class.sum(axis=1), 1)
-        chunk_log2s = models.chunk_log2.astype(np.int64)
-        return models, Work(self._memories, dtype, _batch_arrays(models), chunk_log2s, rates)
+        return Work(self._memories, dtype, models, rates)
 
 
 def _encode_plain(
@@ -254,22 +252,16 @@ def _decode(
 
     n_elements = [piece.n_elements for piece in pieces]
     streams = [piece.streams for piece in pieces]
-    models, chunk_log2s = _models(pieces)
-    return decode_compact_all(Work(olds, n_elements, streams, models, chunk_log2s, dtype))
+    return decode_compact_all(Work(olds, n_elements, streams, _models(pieces), dtype))
 
 
-def _models(
-    pieces: Sequence[EncodedPiece | DevicePiece],
-) -> tuple[ModelArrays, npt.NDArray[np.int64]]:
-    """All models in one, and chunk sizes; models of pieces that were coded together are so already."""
-    from weightwire.kernels.triton.models import arrays_of
-
+def _models(pieces: Sequence[EncodedPiece | DevicePiece]) -> ModelBatch:
+    """All models in one; those of pieces that were coded together are so already."""
     on_device = [piece for piece in pieces if type(piece) is DevicePiece]
     if len(on_device) < len(pieces):
         models = [piece.model for piece in pieces if piece.model is not None]
-        return arrays_of(models), np.array([p.chunk_log2 for p in pieces], dtype=np.int64)
-    batch = joined([batch_part(models, at) for models, at in runs_of(on_device)])
-    return _batch_arrays(batch), batch.chunk_log2.astype(np.int64)
+        return batch_of(models, [piece.chunk_log2 for piece in pieces])
+    return joined([models.some(at) for models, at in runs_of(on_device)])
 
 
 def runs_of(
@@ -288,12 +280,3 @@ def _slice_of(numbers: npt.NDArray[np.intp]) -> slice | npt.NDArray[np.intp]:
     first = int(numbers[0])
     follow = np.array_equal(numbers, np.arange(first, first + len(numbers)))
     return slice(first, first + len(numbers)) if follow else numbers
-
-
-def _batch_arrays(models: ModelBatch) -> ModelArrays:
-    from weightwire.kernels.triton.models import ModelArrays
-
-    return ModelArrays(
-        models.base_keys, models.log2_weights, models.expected, models.n_tokens,
-        models.first_token[:, :, None], models.frequencies,
-    )  # fmt: skip

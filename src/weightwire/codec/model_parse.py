@@ -8,18 +8,17 @@ same, and the reference backend calls ``parse_model`` record by record.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from weightwire.codec.model_batch import ModelBatch
 from weightwire.codec.model_bytes import parse_model
 from weightwire.errors import MalformedRecord
-from weightwire.kernels import kernels
-from weightwire.kernels.contract import N_CLASSES, N_TOKENS, ClassModel
+from weightwire.kernels import native_module
+from weightwire.kernels.contract import N_CLASSES, N_TOKENS
+from weightwire.kernels.model_batch import ModelBatch, batch_of
 from weightwire.kernels.steps import max_token
 from weightwire.model import DType
 
@@ -40,9 +39,23 @@ def parse_models(bodies: _Bodies, dtype: DType) -> ParsedModels:
     Raises:
         MalformedRecord: as ``parse_model`` for the first model that is, with its number.
     """
-    room = _room_for(len(bodies))
-    parse = _parse_one_by_one if kernels().name == "reference" else _parse_native
-    parse(bodies, dtype, room)
+    native = native_module()
+    if native is None:
+        return _parse_one_by_one(bodies, dtype)
+    return _parse_native(native, bodies, dtype)
+
+
+def _parse_native(native: Any, bodies: _Bodies, dtype: DType) -> ParsedModels:
+    whole = [np.ascontiguousarray(body) for body in bodies]
+    models, ends = room = _room_for(len(bodies))
+    try:
+        native.parse_models(
+            whole, dtype.key_mask, max_token(dtype), models.base_keys, models.log2_weights,
+            models.expected, models.n_tokens, models.first_token, models.frequencies,
+            models.chunk_log2, ends,
+        )  # fmt: skip
+    except ValueError as error:
+        raise MalformedRecord(str(error)) from None
     return room
 
 
@@ -60,34 +73,14 @@ def _room_for(n_models: int) -> ParsedModels:
     return ParsedModels(models, np.zeros(n_models, dtype=np.int64))
 
 
-def _parse_native(bodies: _Bodies, dtype: DType, room: ParsedModels) -> None:
-    native: Any = importlib.import_module("weightwire._native")
-    whole = [np.ascontiguousarray(body) for body in bodies]
-    models, ends = room
-    try:
-        native.parse_models(
-            whole, dtype.key_mask, max_token(dtype), models.base_keys, models.log2_weights,
-            models.expected, models.n_tokens, models.first_token, models.frequencies,
-            models.chunk_log2, ends,
-        )  # fmt: skip
-    except ValueError as error:
-        raise MalformedRecord(str(error)) from None
-
-
-def _parse_one_by_one(bodies: _Bodies, dtype: DType, room: ParsedModels) -> None:
+def _parse_one_by_one(bodies: _Bodies, dtype: DType) -> ParsedModels:
+    models, chunk_log2s, ends = [], [], []
     for number, body in enumerate(bodies):
         try:
-            model, room.models.chunk_log2[number], room.ends[number] = parse_model(body, dtype)
+            model, chunk_log2, end = parse_model(body, dtype)
         except MalformedRecord as error:
             raise MalformedRecord(f"model {number}: {error}") from None
-        _put(model, number, room.models)
-
-
-def _put(model: ClassModel, number: int, models: ModelBatch) -> None:
-    models.base_keys[number] = model.base_key
-    models.log2_weights[number] = model.log2_weights
-    models.expected[number] = model.expected
-    models.n_tokens[number] = [len(table.tokens) for table in model.steps]
-    models.first_token[number] = [table.tokens[0] for table in model.steps]
-    for row, table in zip(models.frequencies[number], model.steps, strict=True):
-        row[: len(table.frequencies)] = table.frequencies
+        models.append(model)
+        chunk_log2s.append(chunk_log2)
+        ends.append(end)
+    return ParsedModels(batch_of(models, chunk_log2s), np.array(ends, dtype=np.int64))

@@ -11,12 +11,13 @@ import importlib
 import logging
 import os
 from functools import cache
+from typing import Any
 
 from weightwire.errors import BackendMissing
 from weightwire.kernels import devices
 from weightwire.kernels.contract import Kernels
 
-__all__ = ["Kernels", "available_backends", "backend", "kernels", "use_backend"]
+__all__ = ["Kernels", "available_backends", "backend", "kernels", "native_module", "use_backend"]
 
 _LOG = logging.getLogger(__name__)
 _CLASSES = {"native": "NativeKernels", "reference": "ReferenceKernels"}
@@ -26,6 +27,12 @@ _forced: list[str] = []
 def kernels() -> Kernels:
     """The host's backend: the forced one, else the native one."""
     return _load(_forced[-1] if _forced else os.environ.get("WEIGHTWIRE_BACKEND") or "native")
+
+
+def native_module() -> Any | None:
+    """The compiled loops that stand beside ``Kernels``; None where the reference backend runs."""
+    is_reference = kernels().name == "reference"
+    return None if is_reference else importlib.import_module("weightwire._native")
 
 
 def backend() -> str:

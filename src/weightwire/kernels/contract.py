@@ -22,6 +22,9 @@ N_CLASSES = 16
 N_TOKENS = 128
 """Step magnitudes fall into at most 126 tokens; 128 keeps tables aligned."""
 
+OUTLIERS = 1024
+"""One element in so many may lie above the window of classes without moving it."""
+
 PROBABILITY_BITS = 12
 """Frequencies of a table sum to 2^12: fine enough for 0.01 bit, small enough for the L1 cache."""
 
@@ -62,6 +65,10 @@ class ClassModel:
     log2_weights: tuple[int, ...]
     expected: tuple[bool, ...]
     steps: tuple[StepTable, ...]
+
+
+ALL_ALIKE = ClassModel(0, (0,) * N_CLASSES, (False,) * N_CLASSES, (ONE_STEP,) * N_CLASSES)
+"""The model that tells no elements apart, and the shortest there is."""
 
 
 @dataclass(frozen=True)

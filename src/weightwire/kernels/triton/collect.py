@@ -19,7 +19,8 @@ import triton.language as tl
 
 from weightwire.kernels.triton.cuts import TILE_ELEMENTS, Cuts
 from weightwire.kernels.triton.elements import MARK_SHIFT, WEIGHT_MASK, told_by_key
-from weightwire.kernels.triton.launch import TRITON_BITS, VECTOR_BYTES, memory_at, register_limit
+from weightwire.kernels.triton.launch import TRITON_BITS, memory_at, register_limit
+from weightwire.kernels.triton.memories import VECTOR_BYTES
 from weightwire.kernels.triton.models import DeviceModels
 from weightwire.model import DType
 

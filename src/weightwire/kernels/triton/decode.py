@@ -16,6 +16,7 @@ import torch
 
 from weightwire.errors import CorruptStream, StopError
 from weightwire.kernels.contract import Streams
+from weightwire.kernels.model_batch import ModelBatch
 from weightwire.kernels.reference import EVENT_MASK
 from weightwire.kernels.triton.changes import DeviceChanges
 from weightwire.kernels.triton.dense import count_dense, list_dense
@@ -29,10 +30,10 @@ from weightwire.kernels.triton.directory import (
     read_directories,
 )
 from weightwire.kernels.triton.downloads import beside, mark, to_host
-from weightwire.kernels.triton.launch import Bucket, alignment_of
-from weightwire.kernels.triton.memories import addresses_of, sizes_of
+from weightwire.kernels.triton.launch import Bucket
+from weightwire.kernels.triton.memories import addresses_of, alignment_of, check_alike, sizes_of
 from weightwire.kernels.triton.merge import merge_expected
-from weightwire.kernels.triton.models import DeviceModels, ModelArrays
+from weightwire.kernels.triton.models import DeviceModels
 from weightwire.kernels.triton.pop import TROUBLES, Popped, pop_gaps
 from weightwire.kernels.triton.pop_steps import pop_steps
 from weightwire.kernels.triton.uploads import Sending, send_tables
@@ -53,8 +54,7 @@ class Work:
     olds: Sequence[torch.Tensor]
     n_elements: Sequence[int]
     streams: Sequence[Streams]
-    models: ModelArrays
-    chunk_log2s: npt.NDArray[np.int64]
+    models: ModelBatch
     dtype: DType
 
 
@@ -107,13 +107,14 @@ class _Decoder:
         # First of all: it takes as long as to look at the weights, and goes by itself.
         self._payloads = [streams.payload for streams in work.streams]
         self._sending = Sending(self._payloads, self._device)
-        listed_sizes = sizes_of(work.olds)
-        if listed_sizes != list(work.n_elements):
+        check_alike(work.olds)
+        sizes = sizes_of(work.olds)
+        if sizes.tolist() != list(work.n_elements):
             raise StopError("a compact piece is decoded against its old bits, all of them")
-        sizes = np.array(listed_sizes, dtype=np.int64)
+        chunk_log2s = work.models.chunk_log2.astype(np.int64)
         directories = [streams.directory for streams in work.streams]
-        self._chunks = read_directories(directories, work.chunk_log2s, sizes)
-        self._borders = borders_of(sizes, work.chunk_log2s)
+        self._chunks = read_directories(directories, chunk_log2s, sizes)
+        self._borders = borders_of(sizes, chunk_log2s)
         self._old, self._sent_borders = self._send(sizes)
         self._coded = self._chosen(self._chunks.is_coded)
         self._dense = self._chosen(self._chunks.is_dense)

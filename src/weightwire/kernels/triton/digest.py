@@ -21,12 +21,8 @@ import triton.language as tl
 
 from weightwire.errors import StopError, UnsupportedDType
 from weightwire.kernels import mixing
-from weightwire.kernels.triton.launch import (
-    TRITON_BITS,
-    memory_at,
-    to_device,
-)
-from weightwire.kernels.triton.memories import addresses_of
+from weightwire.kernels.triton.launch import TRITON_BITS, memory_at, to_device
+from weightwire.kernels.triton.memories import VECTOR_BYTES, addresses_of, check_flat, sizes_of
 from weightwire.kernels.triton.scatter import (
     Scatter,
     launch_part,
@@ -45,9 +41,6 @@ N_BLOCKS = 128
 
 STEP = 8
 """Blocks a program takes at a time: sixteen elements in each thread's registers."""
-
-VECTOR_BYTES = 16
-"""The widest load of a thread, for memory in which blocks start on such a border."""
 
 
 def digest_all(memories: Sequence[torch.Tensor], first_indices: Sequence[int]) -> torch.Tensor:
@@ -142,22 +135,17 @@ class _Found:
 
 
 def _look_at(memories: Sequence[torch.Tensor], first_indices: Sequence[int]) -> _Found:
-    # There are hundreds: what is asked of each is asked of all at once.
     n_bytes = np.array([*map(torch.Tensor.element_size, memories)], dtype=np.int64)
-    addresses = addresses_of(memories)
     for odd in np.flatnonzero(~np.isin(n_bytes, list(TRITON_BITS))):
         raise UnsupportedDType(f"no digest of {memories[odd].dtype} elements here")
+    check_flat(memories)
+    addresses = addresses_of(memories)
     if (addresses % n_bytes).any():
         raise StopError("digests need elements that start on borders of their own size")
-    is_flat = {*map(torch.Tensor.dim, memories)} == {1}
-    is_whole = all(map(torch.Tensor.is_contiguous, memories))
-    if not is_flat or not is_whole or len({*map(torch.Tensor.get_device, memories)}) > 1:
-        raise StopError("digests need flat memory without gaps, on one device")
     firsts = np.array(first_indices, dtype=np.int64)
     blocks = addresses - firsts % BLOCK.value * n_bytes
     alignments = np.gcd(blocks, VECTOR_BYTES)
-    sizes = np.array([*map(torch.Tensor.numel, memories)], dtype=np.int64)
-    return _Found(sizes, n_bytes, firsts, blocks, alignments)
+    return _Found(sizes_of(memories), n_bytes, firsts, blocks, alignments)
 
 
 def _digest_alike(found: _Found, kind: tuple[int, int], lanes: torch.Tensor) -> None:

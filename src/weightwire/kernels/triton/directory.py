@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -11,11 +10,12 @@ import numpy.typing as npt
 import torch
 
 from weightwire.errors import CorruptStream
-from weightwire.kernels import kernels
+from weightwire.kernels import native_module
 from weightwire.kernels.contract import DENSE, Streams
 from weightwire.kernels.gaps import HEADROOM_LOG2, MAX_RATE
+from weightwire.kernels.model_batch import ModelBatch
 from weightwire.kernels.reference import EVENT_MASK, EXCEPTIONS
-from weightwire.kernels.triton.models import ModelArrays
+from weightwire.kernels.triton.launch import owners_of
 from weightwire.kernels.triton.uploads import send_tables
 from weightwire.kernels.triton.weight_index import SPAN_ELEMENTS, CodedChunks
 from weightwire.model import DType
@@ -79,9 +79,9 @@ def read_directories(
     Raises:
         CorruptStream: a directory does not match its piece.
     """
-    if kernels().name == "reference":
+    native = native_module()
+    if native is None:
         return _read_by_numpy(directories, log2s, sizes)
-    native: Any = importlib.import_module("weightwire._native")
     try:
         found = Chunks(*native.read_directories(list(directories), sizes, log2s))
     except native.CorruptStream as error:
@@ -97,8 +97,7 @@ def _read_by_numpy(
     counts = np.array(list(map(len, directories)), dtype=np.int64)
     if not np.array_equal(counts, -(-sizes >> log2s)):
         raise CorruptStream("a directory has rows for more or fewer chunks than there are")
-    piece = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-    number = np.arange(len(piece)) - (np.cumsum(counts) - counts)[piece]
+    piece, number = owners_of(counts)
     start = number << log2s[piece]
     n_elements = np.minimum(sizes[piece] - start, 1 << log2s[piece])
     n_spans = -(-n_elements // SPAN_ELEMENTS)
@@ -129,7 +128,7 @@ def check_payloads(
     _refuse(4 * np.diff(ends) != n_bytes, "payload does not match its directory")
 
 
-def check_heads(found: Chunks, models: ModelArrays, dtype: DType) -> None:
+def check_heads(found: Chunks, models: ModelBatch, dtype: DType) -> None:
     """Refuse chunks that cannot be what their heads say.
 
     Raises:

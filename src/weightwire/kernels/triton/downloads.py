@@ -49,7 +49,7 @@ def beside(
     if after is None:
         yield
         return
-    stream = _side_stream(device, stream_name, -1 if is_urgent else 0)
+    stream = stream_named(device, stream_name, -1 if is_urgent else 0)
     stream.wait_event(after)
     with torch.cuda.stream(stream):
         yield
@@ -60,7 +60,7 @@ def send_to_host(tensor: torch.Tensor, after: torch.cuda.Event | None = None) ->
     if tensor.device.type == "cpu":
         return Arriving(tensor.numpy(), None)
     current = torch.cuda.current_stream(tensor.device)
-    stream = current if after is None else _copy_stream(tensor.device)
+    stream = current if after is None else stream_named(tensor.device, "to host")
     n_bytes = tensor.numel() * tensor.element_size()
     memory = _POOL.take(n_bytes)
     through = memory[:n_bytes].view(tensor.dtype).view(tensor.shape)
@@ -89,14 +89,10 @@ def settle() -> None:
 
 
 @cache
-def _side_stream(device: torch.device, name: str, priority: int) -> torch.cuda.Stream:
-    del name  # Of those with one name there is one.
+def stream_named(device: torch.device, name: str, priority: int = 0) -> torch.cuda.Stream:
+    """A stream beside the others; of those with one name there is one."""
+    del name
     return torch.cuda.Stream(device, priority=priority)
-
-
-@cache
-def _copy_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
 
 
 class _Pool:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from weightwire.kernels.contract import N_TOKENS
 from weightwire.kernels.triton import models
 
-TABLE_ROW = tl.constexpr(128)
+TABLE_ROW = tl.constexpr(N_TOKENS)
 """Entries kept for the step table of one class."""
 
 WEIGHT_MASK = tl.constexpr(models.WEIGHT_MASK)

@@ -163,6 +163,6 @@ def _on_host(work: Work, number: int) -> Streams:
         side[number].cpu().numpy().view(width) for side in (work.memories.olds, work.memories.news)
     )
     return kernels().encode_compact(
-        old, new, work.dtype, work.models.model(number), int(work.chunk_log2s[number]),
+        old, new, work.dtype, work.models.model(number), int(work.models.chunk_log2[number]),
         len(os.sched_getaffinity(0)),
     )  # fmt: skip

@@ -17,13 +17,11 @@ import torch
 import triton
 import triton.language as tl
 
-from weightwire.errors import StopError
+from weightwire.kernels.triton.memories import addresses_of, alignment_of, sizes_of
 from weightwire.kernels.triton.uploads import send_tables
 
 TORCH_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 """Torch's integer of each width: it does little with unsigned ones, kernels see them as unsigned."""
-
-VECTOR_BYTES = 16
 
 TRITON_BITS = {1: tl.uint8, 2: tl.uint16, 4: tl.uint32}
 
@@ -57,27 +55,12 @@ class Bucket:
 
 
 def make_bucket(memories: Sequence[torch.Tensor], span: int) -> Bucket:
-    """Cut memories into spans of so many elements.
-
-    Raises:
-        StopError: memories of different widths or devices, or with gaps.
-    """
-    first = memories[0]
-    if len({(memory.element_size(), memory.device) for memory in memories}) > 1:
-        raise StopError("a bucket holds memory of one element width, on one device")
-    if not all(memory.dim() == 1 and memory.is_contiguous() for memory in memories):
-        raise StopError("a bucket holds flat memory without gaps")
-    sizes = np.array([memory.numel() for memory in memories], dtype=np.int64)
-    addresses = np.array([memory.data_ptr() for memory in memories], dtype=np.int64)
+    """Cut memories into spans of so many elements; they were found to be alike."""
+    first, sizes, addresses = memories[0], sizes_of(memories), addresses_of(memories)
     tables: list[npt.NDArray[Any]] = [addresses, sizes, *owners_of(-(-sizes // span))]
     at, lengths, numbers, within = send_tables(tables, first.device)
     alignment = alignment_of(addresses, first.element_size())
     return Bucket(tuple(memories), at, lengths, numbers, within, alignment)
-
-
-def alignment_of(addresses: npt.NDArray[np.int64], n_bytes: int) -> int:
-    """What all addresses are multiples of: 16 bytes, the widest load, or one element."""
-    return n_bytes if (addresses % VECTOR_BYTES).any() else VECTOR_BYTES
 
 
 def owners_of(counts: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:

@@ -2,62 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import triton
 import triton.language as tl
 
-from weightwire.kernels.contract import N_CLASSES, PROBABILITY_SUM, ClassModel, StepTable
+from weightwire.kernels.contract import N_CLASSES, N_TOKENS, PROBABILITY_SUM
 from weightwire.kernels.gaps import GAP_CUMULATIVE
+from weightwire.kernels.model_batch import ModelBatch
 from weightwire.kernels.triton.launch import to_device
 from weightwire.kernels.triton.uploads import send_tables
 from weightwire.model import DType
-
-ROW = 128
-"""Entries of a step table's row; the sums' rows have one more in use only if all 128 are."""
-
-
-@dataclass(frozen=True)
-class ModelArrays:
-    """Models on the host, one row per piece."""
-
-    base_keys: npt.NDArray[np.int32]
-    log2_weights: npt.NDArray[np.uint8]
-    """[piece, class]"""
-    expected: npt.NDArray[np.uint8]
-    n_tokens: npt.NDArray[np.uint8]
-    tokens: npt.NDArray[np.uint8]
-    """[piece, class, 128], ascending; or the first of each class, if the others follow it"""
-    frequencies: npt.NDArray[np.uint16]
-    """[piece, class, 128]"""
-
-    def some(self, numbers: slice | npt.NDArray[np.intp]) -> ModelArrays:
-        """A few of them."""
-        return ModelArrays(*(getattr(self, field.name)[numbers] for field in fields(self)))
-
-    def model(self, number: int) -> ClassModel:
-        """One of them, as everyone else knows it."""
-        tokens = self.tokens[number]
-        if tokens.shape[-1] < ROW:
-            tokens = tokens + np.arange(ROW, dtype=np.uint8)
-        tables = zip(
-            self.n_tokens[number].tolist(),
-            tokens.tolist(),
-            self.frequencies[number].tolist(),
-            strict=True,
-        )
-        return ClassModel(
-            int(self.base_keys[number]),
-            tuple(self.log2_weights[number].tolist()),
-            tuple(bool(flag) for flag in self.expected[number]),
-            tuple(StepTable(tuple(t[:n]), tuple(f[:n])) for n, t, f in tables),
-        )
 
 
 @dataclass(frozen=True)
@@ -79,18 +39,18 @@ class StepModels:
 class DeviceModels:
     """Models on a device. Their step tables, which are large, are sent when they are first needed."""
 
-    def __init__(self, arrays: ModelArrays, dtype: DType, device: torch.device) -> None:
+    def __init__(self, models: ModelBatch, dtype: DType, device: torch.device) -> None:
         """Send models, without waiting for them to arrive."""
-        classes = (arrays.log2_weights | arrays.expected << 4).astype(np.uint8)
-        heaviest = arrays.log2_weights.max(axis=1, initial=0).astype(np.int32)
+        classes = (models.log2_weights | models.expected << 4).astype(np.uint8)
+        heaviest = models.log2_weights.max(axis=1, initial=0).astype(np.int32)
         base_keys, self.heaviest, sent = send_tables(
-            [arrays.base_keys.astype(np.int32), heaviest, classes.reshape(-1)], device
+            [models.base_keys.astype(np.int32), heaviest, classes.reshape(-1)], device
         )
         self.elements = _by_key(base_keys, sent.view(-1, N_CLASSES), dtype)
         """int32 [piece, key]: what a key says of an element; see the masks below."""
         self.n_keys = dtype.key_mask + 1
-        self.has_expected = bool(arrays.expected.any())
-        self._send_steps: Callable[[], StepModels] = cache(lambda: _send_steps(arrays, device))
+        self.has_expected = bool(models.expected.any())
+        self._send_steps: Callable[[], StepModels] = cache(lambda: _send_steps(models, device))
 
     @property
     def tables(self) -> torch.Tensor:
@@ -133,56 +93,25 @@ FREQUENCY_SHIFT = 12
 """Where the frequency stands in an entry; the sum of those before it stands below."""
 
 
-def arrays_of(models: Sequence[ClassModel]) -> ModelArrays:
-    """Models one by one, as arrays."""
-    shape = (len(models), N_CLASSES)
-    tokens = np.zeros((*shape, ROW), dtype=np.uint8)
-    frequencies = np.zeros((*shape, ROW), dtype=np.uint16)
-    n_tokens = np.zeros(shape, dtype=np.uint8)
-    for p, model in enumerate(models):
-        for c, table in enumerate(model.steps):
-            n_tokens[p, c] = len(table.tokens)
-            tokens[p, c, : len(table.tokens)] = table.tokens
-            frequencies[p, c, : len(table.tokens)] = table.frequencies
-    return ModelArrays(
-        np.array([model.base_key for model in models], dtype=np.int32),
-        np.array([model.log2_weights for model in models], dtype=np.uint8).reshape(shape),
-        np.array([model.expected for model in models], dtype=np.uint8).reshape(shape),
-        n_tokens,
-        tokens,
-        frequencies,
-    )
-
-
-def repeated(model: ClassModel, n: int) -> ModelArrays:
-    """One model for so many pieces; nothing is copied."""
-    one = arrays_of([model])
-    columns = (getattr(one, field.name)[0] for field in fields(one))
-    return ModelArrays(*(np.broadcast_to(column, (n, *column.shape)) for column in columns))
-
-
-def _send_steps(arrays: ModelArrays, device: torch.device) -> StepModels:
-    is_one_step = (arrays.n_tokens == 1) & (arrays.tokens[:, :, 0] == 0)
+def _send_steps(models: ModelBatch, device: torch.device) -> StepModels:
+    is_one_step = (models.n_tokens == 1) & (models.first_token == 0)
     tables = (
-        arrays.tokens[:, :, 0].astype(np.int32)
-        | arrays.n_tokens.astype(np.int32) << COUNT_SHIFT
+        models.first_token.astype(np.int32)
+        | models.n_tokens.astype(np.int32) << COUNT_SHIFT
         | is_one_step.astype(np.int32) << ONE_STEP_SHIFT
     )
     # Most of a row is past the last token: nobody looks there.
-    most = max(1, int(arrays.n_tokens.max(initial=0)))
-    frequencies = np.ascontiguousarray(arrays.frequencies[:, :, :most]).view(np.int16)
-    tokens = np.ascontiguousarray(arrays.tokens)
-    flat = [tables.reshape(-1), tokens.reshape(-1), frequencies.reshape(-1)]
-    shape = (len(arrays.base_keys), N_CLASSES)
-    sent = send_tables(flat, device)
+    most = max(1, int(models.n_tokens.max(initial=0)))
+    frequencies = np.ascontiguousarray(models.frequencies[:, :, :most]).view(np.int16)
+    firsts = np.ascontiguousarray(models.first_token)
+    shape = (len(models), N_CLASSES)
+    sent = send_tables([tables.reshape(-1), firsts.reshape(-1), frequencies.reshape(-1)], device)
     counts = sent[2].view(*shape, most).int()
     starts = counts.cumsum(-1, dtype=torch.int32) - counts
-    entries = torch.zeros((*shape, ROW), dtype=torch.int32, device=device)
+    entries = torch.zeros((*shape, N_TOKENS), dtype=torch.int32, device=device)
     entries[:, :, :most] = starts | counts << FREQUENCY_SHIFT
-    every = sent[1].view(*shape, -1)
-    if every.shape[-1] < ROW:
-        every = every + torch.arange(ROW, dtype=torch.uint8, device=device)
-    return StepModels(sent[0].view(shape), every, entries)
+    tokens = sent[1].view(*shape, 1) + torch.arange(N_TOKENS, dtype=torch.uint8, device=device)
+    return StepModels(sent[0].view(shape), tokens, entries)
 
 
 def _by_key(base_keys: torch.Tensor, classes: torch.Tensor, dtype: DType) -> torch.Tensor:

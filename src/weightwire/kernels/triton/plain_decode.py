@@ -17,7 +17,7 @@ from weightwire.kernels.contract import PLAIN_CHUNK, Streams
 from weightwire.kernels.reference import PLAIN_BITMAP, PLAIN_DENSE, PLAIN_SPARSE
 from weightwire.kernels.triton.changes import DeviceChanges
 from weightwire.kernels.triton.downloads import to_host
-from weightwire.kernels.triton.launch import TORCH_BITS, TRITON_BITS
+from weightwire.kernels.triton.launch import TORCH_BITS, TRITON_BITS, owners_of
 from weightwire.kernels.triton.uploads import Sending, send_tables
 from weightwire.model import DType
 
@@ -102,17 +102,13 @@ def _heads(
     if any(len(each.directory) != count for each, count in zip(streams, counts, strict=True)):
         raise CorruptStream("a directory has rows for more or fewer chunks than there are")
     heads = np.concatenate([np.zeros(0, np.uint32), *(each.directory.ravel() for each in streams)])
-    starts = _numbers(counts) * PLAIN_CHUNK
-    left = np.repeat(np.array(sizes, dtype=np.int64), counts) - starts
+    left = np.repeat(np.array(sizes, dtype=np.int64), counts) - _starts(counts)
     return heads.astype(np.int64), np.minimum(left, PLAIN_CHUNK)
 
 
-def _numbers(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Every chunk's number within its piece."""
-    numbers: npt.NDArray[np.int64] = np.arange(int(counts.sum())) - np.repeat(
-        np.cumsum(counts) - counts, counts
-    )
-    return numbers
+def _starts(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Every chunk's first element in its piece."""
+    return owners_of(counts)[1].astype(np.int64) * PLAIN_CHUNK
 
 
 def _chunk_bytes(
@@ -130,8 +126,7 @@ def _chunk_bytes(
 def _check_payloads(
     counts: npt.NDArray[np.int64], n_bytes: npt.NDArray[np.int64], streams: Sequence[Streams]
 ) -> None:
-    padded = np.concatenate([[0], np.cumsum(-(-n_bytes // 4) * 4)])
-    promised = np.diff(padded[[0, *np.cumsum(counts)]])
+    promised = _by_piece(-(-n_bytes // 4) * 4, counts)
     if any(len(each.payload) != size for each, size in zip(streams, promised, strict=True)):
         raise CorruptStream("payload does not match its directory")
 
@@ -160,7 +155,7 @@ def _list(
     trouble = torch.zeros(len(heads), dtype=torch.int32, device=device)
     tables: list[npt.NDArray[Any]] = [
         heads.astype(np.int32), n.astype(np.int32), first, np.cumsum(n_listed) - n_listed,
-        (_numbers(counts) * PLAIN_CHUNK).astype(np.int32),
+        _starts(counts).astype(np.int32),
     ]  # fmt: skip
     _list_kernel[(len(heads),)](
         payload, *send_tables(tables, device), positions, bits, trouble,

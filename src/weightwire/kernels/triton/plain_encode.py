@@ -16,14 +16,14 @@ import triton
 import triton.language as tl
 
 from weightwire.errors import StopError
-from weightwire.kernels.contract import N_CLASSES, ONE_STEP, PLAIN_CHUNK, ClassModel, Streams
+from weightwire.kernels.contract import ALL_ALIKE, PLAIN_CHUNK, Streams
+from weightwire.kernels.model_batch import repeated
 from weightwire.kernels.reference import PLAIN_BITMAP, PLAIN_DENSE, PLAIN_SPARSE
 from weightwire.kernels.triton.arrange import load_records, lowest
 from weightwire.kernels.triton.collect import GROUP, Segments, collect, count_bits
 from weightwire.kernels.triton.cuts import MAX_SEGMENT_LOG2, Cuts
 from weightwire.kernels.triton.launch import TRITON_BITS, memory_at
 from weightwire.kernels.triton.memories import Memories
-from weightwire.kernels.triton.models import repeated
 from weightwire.kernels.triton.slabs import (
     Launched,
     Slab,
@@ -35,7 +35,6 @@ from weightwire.kernels.triton.slabs import (
 )
 from weightwire.model import DType
 
-_ALL_ALIKE = ClassModel(0, (0,) * N_CLASSES, (False,) * N_CLASSES, (ONE_STEP,) * N_CLASSES)
 _BLOCK = 64
 _DENSE_BLOCK = 512
 _CHUNK_LOG2 = MAX_SEGMENT_LOG2
@@ -57,10 +56,8 @@ def encode_plain_all(
         budget_bytes: what may be allocated meanwhile.
     """
     alike = replace(dtype, key_shift=0, key_mask=0)
-    n_pieces = len(memories.sizes)
-    chunk_log2s = np.full(n_pieces, _CHUNK_LOG2, dtype=np.int64)
-    models = repeated(_ALL_ALIKE, n_pieces)
-    work = Work(memories, alike, models, chunk_log2s, rates)
+    models = repeated(ALL_ALIKE, _CHUNK_LOG2, len(memories.sizes))
+    work = Work(memories, alike, models, rates)
     return in_slabs([work], budget_bytes, _launch, _finish, _too_crowded)
 
 

@@ -26,13 +26,8 @@ from weightwire.kernels.triton.elements import (
     WEIGHT_SUM_MASK,
     told_by_key,
 )
-from weightwire.kernels.triton.launch import (
-    TRITON_BITS,
-    VECTOR_BYTES,
-    Bucket,
-    memory_at,
-    register_limit,
-)
+from weightwire.kernels.triton.launch import TRITON_BITS, Bucket, memory_at, register_limit
+from weightwire.kernels.triton.memories import VECTOR_BYTES
 from weightwire.kernels.triton.models import DeviceModels, gap_slots
 from weightwire.kernels.triton.weight_index import (
     HALF,

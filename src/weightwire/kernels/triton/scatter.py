@@ -20,13 +20,9 @@ import triton
 import triton.language as tl
 
 from weightwire.errors import StopError, UnsupportedDType
-from weightwire.kernels.triton.launch import (
-    TRITON_BITS,
-    Bucket,
-    make_bucket,
-    memory_at,
-    to_device,
-)
+from weightwire.kernels.triton.launch import TRITON_BITS, Bucket, make_bucket, memory_at
+from weightwire.kernels.triton.memories import addresses_of, check_flat, sizes_of
+from weightwire.kernels.triton.uploads import send_tables
 
 SPAN = 2048
 """Positions a program takes: sixteen stores in flight in each of its threads."""
@@ -127,9 +123,10 @@ def tabulate_writes(writes: Sequence[Write]) -> Scatter:
     Raises:
         UnsupportedDType, StopError: as ``prepare_scatter``, but for positions past the end.
     """
+    check_flat([tensor for each in writes for tensor in each])
     groups: dict[tuple[torch.dtype, torch.dtype], list[int]] = {}
     for number, (memory, positions, bits) in enumerate(writes):
-        _check_write(number, memory, positions, bits, writes[0][0].device)
+        _check_fit(number, memory, positions, bits)
         groups.setdefault((bits.dtype, positions.dtype), []).append(number)
     parts = tuple(_tabulate(writes, numbers) for numbers in groups.values())
     device = writes[0][0].device if writes else torch.device("cpu")
@@ -138,42 +135,32 @@ def tabulate_writes(writes: Sequence[Write]) -> Scatter:
 
 def _tabulate(writes: Sequence[Write], numbers: list[int]) -> ScatterPart:
     memories, positions, bits = zip(*(writes[number] for number in numbers), strict=True)
-    bucket, device = make_bucket(bits, SPAN), bits[0].device
-    lengths = np.array([len(each) for each in bits], dtype=np.int64)
+    lengths = sizes_of(bits)
+    tables = [
+        addresses_of(memories), sizes_of(memories), addresses_of(positions),
+        np.array(numbers, dtype=np.int64), np.cumsum(lengths) - lengths,
+    ]  # fmt: skip
+    at, sizes, positions_at, rows, starts = send_tables(tables, bits[0].device)
     return ScatterPart(
-        bucket=bucket,
+        bucket=make_bucket(bits, SPAN),
         memories=memories,
         positions=positions,
-        memory_addresses=_address_table(memories),
-        memory_sizes=to_device(np.array([len(m) for m in memories], dtype=np.int64), device),
-        position_addresses=_address_table(positions),
+        memory_addresses=at,
+        memory_sizes=sizes,
+        position_addresses=positions_at,
         numbers=tuple(numbers),
-        rows=to_device(np.array(numbers, dtype=np.int64), device),
-        starts=to_device(np.cumsum(lengths) - lengths, device),
+        rows=rows,
+        starts=starts,
     )
 
 
-def _address_table(memories: Sequence[torch.Tensor]) -> torch.Tensor:
-    addresses = np.array([memory.data_ptr() for memory in memories], dtype=np.int64)
-    return to_device(addresses, memories[0].device)
-
-
-def _check_write(
-    number: int,
-    memory: torch.Tensor,
-    positions: torch.Tensor,
-    bits: torch.Tensor,
-    device: torch.device,
+def _check_fit(
+    number: int, memory: torch.Tensor, positions: torch.Tensor, bits: torch.Tensor
 ) -> None:
     if positions.dtype not in POSITION_KINDS or bits.element_size() not in TRITON_BITS:
         raise UnsupportedDType(f"write {number}: {positions.dtype} positions of {bits.dtype} bits")
     if memory.element_size() != bits.element_size() or len(positions) != len(bits):
         raise StopError(f"write {number}: memory, positions and bits do not fit together")
-    for tensor in (memory, positions, bits):
-        if tensor.device != device:
-            raise StopError(f"write {number}: not on the device of the others")
-        if tensor.dim() != 1 or not tensor.is_contiguous():
-            raise StopError(f"write {number}: not flat memory without gaps")
 
 
 def _check_bounds(scatter: Scatter) -> None:

@@ -18,11 +18,12 @@ import numpy.typing as npt
 import torch
 
 from weightwire.kernels.contract import Streams
+from weightwire.kernels.model_batch import ModelBatch
 from weightwire.kernels.triton.collect import GROUP_ELEMENTS
 from weightwire.kernels.triton.cuts import Cuts, cut
 from weightwire.kernels.triton.downloads import Arriving, mark, send_to_host
 from weightwire.kernels.triton.memories import Memories
-from weightwire.kernels.triton.models import DeviceModels, ModelArrays
+from weightwire.kernels.triton.models import DeviceModels
 from weightwire.model import DType
 
 _LOG = logging.getLogger(__name__)
@@ -58,8 +59,7 @@ class Work:
 
     memories: Memories
     dtype: DType
-    models: ModelArrays
-    chunk_log2s: npt.NDArray[np.int64]
+    models: ModelBatch
     rates: npt.NDArray[np.float64]
     """How many elements of each piece's sample are listed: changed, or expected to."""
     is_last: bool = True
@@ -73,7 +73,7 @@ class Work:
         olds, news = self.memories.olds, self.memories.news
         return Work(
             Memories([olds[n] for n in numbers], [news[n] for n in numbers]), self.dtype,
-            self.models.some(at), self.chunk_log2s[at], more * self.rates[at] + _MORE_RATE,
+            self.models.some(at), more * self.rates[at] + _MORE_RATE,
         )  # fmt: skip
 
 
@@ -115,10 +115,11 @@ def _begin(
 ) -> list[tuple[slice, _Begun]]:
     memories = work.memories
     models = DeviceModels(work.models, work.dtype, memories.device)
+    chunk_log2s = work.models.chunk_log2.astype(np.int64)
     rates = np.ones(len(memories.sizes)) if is_roomy else _MARGIN * work.rates
     launched = []
     for slab in slabs:
-        cuts = cut(memories, slab, work.chunk_log2s[slab], rates[slab])
+        cuts = cut(memories, slab, chunk_log2s[slab], rates[slab])
         likely = float((rates[slab] * memories.sizes[slab]).sum())
         n_listed = int(min(likely + 8 * likely**0.5 + 1024, cuts.n_elements))
         begun = launch(Slab(work.dtype, cuts, models.part(slab), n_listed, is_roomy))

@@ -16,9 +16,8 @@ import torch
 import triton
 import triton.language as tl
 
-from weightwire.codec.classes import OUTLIERS
 from weightwire.errors import StopError
-from weightwire.kernels.contract import N_CLASSES, N_TOKENS, WHOLE_SAMPLE
+from weightwire.kernels.contract import N_CLASSES, N_TOKENS, OUTLIERS, WHOLE_SAMPLE
 from weightwire.kernels.triton.downloads import to_host
 from weightwire.kernels.triton.launch import memory_at
 from weightwire.kernels.triton.memories import Memories

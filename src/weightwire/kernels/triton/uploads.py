@@ -6,7 +6,6 @@ of it are done.
 
 from __future__ import annotations
 
-import importlib
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from weightwire.kernels import kernels
+from weightwire.kernels import native_module
+from weightwire.kernels.triton.downloads import stream_named
 
 _TABLE_BYTES = 16
 """Tables in one memory begin at multiples of this."""
@@ -102,9 +102,9 @@ def _senders() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(2, thread_name_prefix="weightwire-sender")
 
 
-@cache
 def _copy_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
+    """Its own: what is sent and what comes back do not wait for each other."""
+    return stream_named(device, "to device")
 
 
 def _runs(
@@ -125,8 +125,8 @@ def _runs(
 
 def join_parts(parts: Sequence[npt.NDArray[np.uint8]], out: npt.NDArray[np.uint8]) -> None:
     """Copy parts into ``out``, one after the other; they fill it."""
-    if kernels().name == "reference":
+    native = native_module()
+    if native is None:
         np.concatenate([*parts, out[:0]], out=out)
         return
-    native: Any = importlib.import_module("weightwire._native")
     native.join_parts(list(parts), out, min(len(os.sched_getaffinity(0)), _MAX_THREADS))

@@ -18,10 +18,11 @@ from weightwire.codec.classes import (
     find_base_key,
     sums_by_class,
 )
-from weightwire.codec.model_batch import MAX_COUNT, ModelBatch, build_models
+from weightwire.codec.model_build import MAX_COUNT, build_models
 from weightwire.codec.model_bytes import model_bytes
 from weightwire.errors import StopError
 from weightwire.kernels.contract import N_CLASSES, N_TOKENS, ClassModel, Survey
+from weightwire.kernels.model_batch import ModelBatch
 from weightwire.kernels.steps import max_token
 from weightwire.model import _DTYPES, DType, dtype_named
 
