@@ -12,6 +12,7 @@ WeightwireError
 │   ├── EngineUnavailable     an inference server gave no answer
 │   ├── RankFailed            another rank of the trainer could not do its part; nothing was published
 │   ├── StateMoved            the state changed while it was being read; nothing was published
+│   ├── DeviceFull            a GPU has no memory left for the work; nothing was written
 │   └── DiskTrouble           a local file could not be written: the disk is full or failing
 ├── ResyncError           the state at hand is not the one the patch needs: start from an anchor
 │   ├── BaseMismatch          the base's digest differs; nothing was written
@@ -98,6 +99,10 @@ class RankFailed(RetryError):
 
 class StateMoved(RetryError):
     """The state changed while it was being read: nothing was published, the baseline stays."""
+
+
+class DeviceFull(RetryError):
+    """A GPU has no memory left to stage in; nothing was written, and the engine serves on."""
 
 
 class DiskTrouble(RetryError):

@@ -18,6 +18,7 @@ import logging
 import math
 import os
 import threading
+import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Executor, Future
 from contextlib import ExitStack
@@ -26,7 +27,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from weightwire.apply.targets import Ready, Target, as_target
+from weightwire.apply.targets import Ready, Target, as_target, prepare, typed_memory_errors
 from weightwire.clock import Clock, SystemClock
 from weightwire.digest import TensorDigest
 from weightwire.errors import Dirty, DiskTrouble, NoWay, StopError, TargetMismatch, WeightwireError
@@ -123,6 +124,8 @@ class Subscriber:
                 many versions, changed or not.
             double_buffer: keep the tensors twice, so that activation only exchanges them.
             max_silence_s: raise ``FrozenHistory`` when the newest record is older than that.
+            on_updated: called when a version was read back, by the thread that did: it must not call
+                this subscriber, which would wait for that thread.
 
         Raises:
             NotARun: nothing was published there.
@@ -239,6 +242,7 @@ class Subscriber:
             UntrustedHistory: a history that must not be followed.
             RetryError: the store cannot be reached; try again.
             UnsupportedLayout: the target cannot take this run's tensors.
+            DeviceFull: a GPU has no memory left to work in; try again.
         """
         self._await_check()
         with self._lock:
@@ -383,7 +387,7 @@ class Subscriber:
 
     def _stage_version(self, version: int | None) -> _Staged | None:
         began = self._clock.monotonic()
-        with ExitStack() as stack:
+        with ExitStack() as stack, typed_memory_errors():
             start = self._holding.start(stack, self._look)
             history = self._look()
             wanted = self._wanted(history, start.held.version if start else -1, version)
@@ -445,7 +449,7 @@ class Subscriber:
     ) -> _Staged:
         step, staging = reached.step, reached.staging
         is_moved = reached.is_whole or bool(reached.plan.patches)
-        ready = self._target.prepare(staging, step.digest, folder=reached.folder)
+        ready = prepare(self._target, staging, step.digest, reached.folder)
         newest = history.newest.version if history.newest else step.version
         record = history.commits.get(step.version)
         updated = Updated(
@@ -479,13 +483,16 @@ class Subscriber:
         began = self._clock.monotonic()
         try:
             self._target.check(staged.ready)
-        except BaseException:
+        except BaseException as error:
             # Nothing proves the new version: the last one that was proven is reported, as dirty.
             self._holding.held, self._state = before, State.DIRTY
             self._holding.found_damage()
+            # The error is kept for whoever asks; what was staged need not be.
+            traceback.clear_frames(error.__traceback__)
             raise
         finally:
             staged.resources.close()
+            del staged
         self._state = State.IDLE
         updated = replace(updated, verify_s=self._clock.monotonic() - began)
         self._tidy_cache()

@@ -24,6 +24,7 @@ from weightwire.apply.partial import Chunks
 from weightwire.codec.record import Kind, Record
 from weightwire.diff.state import StateReader, device_bits, makes_device_bits
 from weightwire.digest import TensorDigest
+from weightwire.kernels.devices import is_out_of_memory
 from weightwire.model import Changes, DType
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ HELD_BYTES = 64 << 20
 """What they may always take."""
 
 _NO_SHARE = "changes would take more than their share of the device's memory"
-_NO_MEMORY = "the device has no memory left to decode in"
+NO_MEMORY = "the device has no memory left"
 
 _Kind: TypeAlias = "tuple[DType, Kind, torch.device, bool, bool]"
 
@@ -207,13 +208,11 @@ class DeviceStaging:
         first = device_bits(self._live, name, span.start, span.start)
         if first is None:
             return None
-        import torch
-
         try:
             with self._streams.on(first.device):
                 return device_bits(self._live, name, span.start, span.stop)
-        except torch.cuda.OutOfMemoryError:
-            self._close(_NO_MEMORY)
+        except RuntimeError as error:
+            self._close_if_full(error)
             return None
 
     def _kind(self, waiting: Waiting) -> _Kind:
@@ -227,26 +226,31 @@ class DeviceStaging:
                 yield write
 
     def _left_of(self, batch: list[Waiting]) -> Sequence[Waiting]:
-        import torch
-
         n_expected = sum(
             each.record.head.n_changed * (4 + each.record.head.spec.dtype.n_bytes) for each in batch
         )
         if self._is_closed or self.n_bytes + n_expected > self._max_bytes:
-            self._close(_NO_SHARE)
+            self.close(_NO_SHARE)
             return batch
         try:
             with self._streams.on(batch[0].live.device):
                 self._decode_batch(batch)
-        except torch.cuda.OutOfMemoryError:
-            self._close(_NO_MEMORY)
+        except RuntimeError as error:
+            self._close_if_full(error)
             return batch
         return ()
 
-    def _close(self, why: str) -> None:
+    def close(self, why: str) -> None:
+        """Take nothing more."""
         if not self._is_closed:
             log.warning("%s: this update is staged on the host", why)
         self._is_closed = True
+
+    def _close_if_full(self, error: RuntimeError) -> None:
+        """Go on elsewhere where memory ran out; raise what is anything else."""
+        if not is_out_of_memory(error):
+            raise error
+        self.close(NO_MEMORY)
 
     def _decode_batch(self, batch: list[Waiting]) -> None:
         """Everything that may fail comes before the first change of what is kept."""

@@ -119,7 +119,7 @@ def ready(state: State, memory: MemoryState, staging: Staging) -> Staged:
         removed,
         tuple(memory.views),
         launches,
-        frozenset(view.tensor.device for view in views if isinstance(view, DeviceView)),
+        devices_of(views),
     )
 
 
@@ -168,6 +168,11 @@ def _views_of(
     for name, start, changes in staged.writes:
         for each in with_copies(staged.copies, name):
             yield views[each], start, changes
+
+
+def devices_of(views: Iterable[TensorView | DeviceView]) -> frozenset[torch.device]:
+    """Where those tensors are that are not on the host."""
+    return frozenset(view.tensor.device for view in views if isinstance(view, DeviceView))
 
 
 def view_live(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
-from weightwire.apply.device_staging import DeviceStaging, DeviceWrite, Waiting
+from weightwire.apply.device_staging import NO_MEMORY, DeviceStaging, DeviceWrite, Waiting
 from weightwire.apply.needs import Needs, Span, whole
 from weightwire.apply.pages import Pages
 from weightwire.apply.partial import Chunks, chunks_around, partial_changes
@@ -122,6 +122,11 @@ class Staging:
     def device_writes(self) -> Iterator[DeviceWrite]:
         """Those changes that are kept on a device; where two list one place, they agree on its bits."""
         return iter(self._beside)
+
+    def leave_devices(self) -> None:
+        """Keep on the host what is kept on devices, and decode there what is still to come."""
+        self._move_here(self._beside.names)
+        self._beside.close(NO_MEMORY)
 
     def take(self, patch: Patch) -> None:
         """Decode one more patch.

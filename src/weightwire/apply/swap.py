@@ -12,13 +12,14 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from weightwire.apply.device_stream import settle
 from weightwire.apply.memory import view_live
 from weightwire.apply.staging import Staging
 from weightwire.apply.targets import MemoryTarget, Ready, require_digest
 from weightwire.codec.piece import thread_count
 from weightwire.diff.memory import MemoryState, State, tensors_of
 from weightwire.diff.state import StateReader
-from weightwire.diff.views import new_like, view_tensor
+from weightwire.diff.views import is_torch, new_like, view_tensor
 from weightwire.errors import TargetMismatch, UnsupportedLayout
 from weightwire.model import Changes
 
@@ -62,6 +63,8 @@ class SwapTarget:
         """Exchange the tensors; safe to repeat."""
         staging = ready.staging
         live = dict(tensors_of(self._state))
+        # What an engine has in its queues still reads the tensors that go aside.
+        settle({t.device for t in live.values() if is_torch(t)})
         old = {name: _memory_of(live[name]) for name in self._back if name in live}
         for name, tensor in self._back.items():
             for each in (name, *(a for a, n in staging.ties.items() if n == name)):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from weightwire.apply.device_stream import settle
 from weightwire.apply.files import from_tensor_start
-from weightwire.apply.memory import Staged, activate, check_written, ready, view_live
+from weightwire.apply.memory import Staged, activate, check_written, devices_of, ready, view_live
 from weightwire.apply.staging import Staging
 from weightwire.checkpoint import Checkpoint, overwrite_in_place, recover, write_checkpoint
 from weightwire.diff.memory import MemoryState, State
@@ -18,11 +19,13 @@ from weightwire.diff.views import new_like
 from weightwire.digest import digest_state, digest_tensor, piece_ranges
 from weightwire.durable import typed_disk_errors
 from weightwire.errors import (
+    DeviceFull,
     RetryError,
     StopError,
     TargetMismatch,
     UnsupportedLayout,
 )
+from weightwire.kernels.devices import is_out_of_memory
 from weightwire.model import Changes, TensorSpec
 
 
@@ -54,6 +57,40 @@ class Target(Protocol):
 
     def check(self, ready: Ready) -> None:
         """Read back what was written, or raise TargetMismatch."""
+
+
+def prepare(target: Target, staging: Staging, digest: str, folder: Path | None) -> Ready:
+    """Prepare a version; what is staged on a device moves to the host if there is no room beside it.
+
+    Raises:
+        DeviceFull: there is none even then.
+        UnsupportedLayout: the target cannot take the run's tensors.
+    """
+    try:
+        return target.prepare(staging, digest, folder=folder)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+    staging.leave_devices()
+    with typed_memory_errors():
+        return target.prepare(staging, digest, folder=folder)
+
+
+@contextmanager
+def typed_memory_errors() -> Iterator[None]:
+    """Work for which a device has no memory left can be tried again.
+
+    Raises:
+        DeviceFull: in place of what torch or Triton says.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise DeviceFull(
+            f"a GPU has no memory left to stage in; nothing was written: {error}"
+        ) from error
 
 
 class MemoryTarget:
@@ -130,17 +167,25 @@ class MemoryTarget:
     def _load(self, staging: Staging) -> None:
         """Every tensor, from disk; names tied in the run but not here get the same bits."""
         memory = view_live(self._state, staging.ties, [*staging.specs])
+        settle(devices_of(memory.views.values()))
         for name, spec in staging.specs.items():
             aliases = [a for a, n in staging.ties.items() if n == name and a in memory.views]
             for each in (name, *aliases):
                 self._load_tensor(staging, memory, each, name, spec)
+        written = view_live(self._state, staging.ties, [*staging.specs])
+        settle(devices_of(written.views.values()))
         if isinstance(self._state, MutableMapping):
-            for name in self._written - staging.specs.keys() - staging.ties.keys():
-                self._state.pop(name, None)
-            for alias, name in staging.ties.items():
-                # Not there, or sharing what another name has, or what this name had until now.
-                if alias not in memory.views:
-                    self._state[alias] = self._state[name]
+            self._restructure(self._state, staging, memory)
+
+    def _restructure(
+        self, state: MutableMapping[str, Any], staging: Staging, memory: MemoryState
+    ) -> None:
+        for name in self._written - staging.specs.keys() - staging.ties.keys():
+            state.pop(name, None)
+        for alias, name in staging.ties.items():
+            # Not there, or sharing what another name has, or what this name had until now.
+            if alias not in memory.views:
+                state[alias] = state[name]
 
     def _load_tensor(
         self, staging: Staging, memory: MemoryState, name: str, source: str, spec: TensorSpec

@@ -31,6 +31,13 @@ def has_device() -> bool:
     return torch is not None and bool(torch.cuda.is_available()) and is_ready()
 
 
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether it says that a device has no memory left; torch and Triton say it in their own ways."""
+    torch = sys.modules.get("torch")
+    is_torchs = torch is not None and isinstance(error, torch.OutOfMemoryError)
+    return is_torchs or "out of memory" in str(error)
+
+
 @cache
 def is_ready() -> bool:
     """Whether Triton loads here; without it, tensors on a device are read through the host."""

@@ -127,7 +127,11 @@ class LayoutTarget:
         Raises:
             UnsupportedLayout: the engine cannot take the run's tensors; names the parameter.
         """
+        ready = self._prepared(staging, digest, folder)
         self.n_decoded += staging.n_decoded
+        return ready
+
+    def _prepared(self, staging: Staging, digest: str, folder: Path | None) -> LayoutReady:
         is_anchor = folder is not None
         held = (self._anew if is_anchor else self._fit)(staging.specs, staging.ties)
         if held is not self._held or staging.fresh:
