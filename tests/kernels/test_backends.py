@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +15,7 @@ import pytest
 import weightwire as ww
 from weightwire.errors import BackendMissing
 from weightwire.kernels import kernels
+from weightwire.kernels.devices import once
 
 
 @pytest.fixture(autouse=True)
@@ -107,3 +111,25 @@ def test_native_backend_that_does_not_load_is_an_error_and_not_the_slow_one() ->
     found = run_python(code)
     assert found.returncode == 1
     assert "BackendMissing" in found.stderr
+
+
+def test_two_threads_that_are_first_at_the_same_time_get_the_same_thing() -> None:
+    both_are_here = threading.Barrier(2)
+    made: list[object] = []
+
+    @once
+    def make(name: str) -> object:
+        del name
+        time.sleep(0.05)
+        made.append(object())
+        return made[-1]
+
+    def ask(_: int) -> object:
+        both_are_here.wait(10)
+        return make("a")
+
+    with ThreadPoolExecutor(2) as threads:
+        one, other = threads.map(ask, range(2))
+    assert one is other
+    assert len(made) == 1
+    assert make("b") is not one

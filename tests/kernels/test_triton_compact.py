@@ -21,6 +21,7 @@ pytest.importorskip("triton", reason="triton is not installed: nothing to compar
 from weightwire.codec.batch_bytes import model_bytes_of
 from weightwire.codec.device_pieces import _parts, decode_pieces, encode_pieces
 from weightwire.codec.model_bytes import model_bytes
+from weightwire.kernels.triton import slabs
 from weightwire.kernels.triton.encode import encode_compact_all
 from weightwire.kernels.triton.memories import Memories
 from weightwire.kernels.triton.slabs import Work
@@ -154,6 +155,29 @@ def test_pieces_with_more_changes_than_their_samples_foretold_are_coded_again(
     assert "once more" in caplog.text
     for (a, b), model, chunk, coded in zip(pairs, models, chunks, found, strict=True):
         assert_same(coded, NATIVE.encode_compact(a, b, dtype, model, chunk, 1))
+
+
+def test_piece_for_which_the_device_has_no_room_is_coded_on_the_host(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    dtype, rng = dtype_named("BF16"), np.random.default_rng(5)
+    old = weights(rng, 900, dtype)
+    new = old ^ 1
+    survey = NATIVE.survey(old, changed(rng, old, 0.003), dtype)
+    model, chunk = build_model(survey, dtype), choose_chunk_log2(survey)
+    memories = Memories([on(device, old)], [on(device, new)])
+    work = Work(memories, dtype, batch_of([model], [chunk]), np.zeros(1))
+    begin = slabs._begin
+
+    def full(*args: Any, is_roomy: bool = False) -> Any:
+        if is_roomy:
+            raise RuntimeError("Triton Error [CUDA]: out of memory")
+        return begin(*args)
+
+    monkeypatch.setattr(slabs, "_begin", full)
+    (coded,) = encode_compact_all([work], budget_bytes=BUDGET)
+    assert "coded on the host" in caplog.text
+    assert_same(coded, NATIVE.encode_compact(old, new, dtype, model, chunk, 1))
 
 
 def test_pieces_that_go_ahead_give_the_bytes_of_all_pieces_at_once(

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import TYPE_CHECKING
+
+from weightwire.kernels.devices import once
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +34,8 @@ class SideStreams:
             return
         import torch
 
-        with torch.cuda.stream(self._stream(device)):
+        # The device first: a thread that leaves a stream goes back to its own device, and would wake it.
+        with torch.cuda.device(device), torch.cuda.stream(self._stream(device)):
             yield
 
     def wait(self) -> None:
@@ -65,7 +67,7 @@ def settle(devices: Iterable[torch.device]) -> None:
             torch.accelerator.synchronize(device)
 
 
-@cache
+@once
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
     """One for the process: torch keeps freed memory apart for every stream."""
     import torch

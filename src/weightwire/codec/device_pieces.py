@@ -83,22 +83,37 @@ def encode_pieces(
     Raises:
         StopError: there is no codec of this name.
     """
-    from weightwire.kernels.triton.downloads import mark
-    from weightwire.kernels.triton.encode import encode_compact_all
+    import torch
 
     if codec not in CODECS:
         raise StopError(f"no codec {codec!r}; choose one of: {', '.join(CODECS)}")
     if not olds:
         return []
-    if codec == "plain":
-        return _encode_plain(olds, news, dtype, budget_bytes)
+    # Triton launches on the current device, wherever the memory is.
+    with torch.cuda.device_of(olds[0]):
+        if codec == "plain":
+            return _encode_plain(olds, news, dtype, budget_bytes)
+        return _encode(olds, news, dtype, budget_bytes, thread_count(n_threads), given)
+
+
+def _encode(
+    olds: Sequence[torch.Tensor],
+    news: Sequence[torch.Tensor],
+    dtype: DType,
+    budget_bytes: int,
+    n_threads: int,
+    given: torch.cuda.Event | None,
+) -> list[DevicePiece]:
+    from weightwire.kernels.triton.downloads import mark
+    from weightwire.kernels.triton.encode import encode_compact_all
+
     batches: list[ModelBatch] = []
     sizes: list[int] = []
 
     def works() -> Iterator[Work]:
         surveys = _Surveys(olds, news, dtype, given or mark(olds[0].device))
         for number in range(len(surveys)):
-            work = surveys.work(number, thread_count(n_threads))
+            work = surveys.work(number, n_threads)
             batches.append(work.models)
             sizes.extend(work.memories.sizes.tolist())
             yield work
@@ -218,12 +233,16 @@ def decode_pieces(
         CorruptStream: streams that no encoder writes.
         StopError: pieces of different codecs, or one without all of its old bits.
     """
+    import torch
+
     if not olds:
         return []
     is_plain = {_is_plain(piece) for piece in pieces}
     if len(is_plain) > 1:
         raise StopError("pieces of both codecs; decode them apart")
-    found = _decode_plain(olds, pieces, dtype) if is_plain.pop() else _decode(olds, pieces, dtype)
+    decode = _decode_plain if is_plain.pop() else _decode
+    with torch.cuda.device_of(olds[0]):
+        found = decode(olds, pieces, dtype)
     for changes, piece in zip(found, pieces, strict=True):
         announced = piece.streams.n_changed
         if announced not in (changes.n_changed, UNCOUNTED):

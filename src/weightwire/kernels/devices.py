@@ -5,8 +5,13 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
-from functools import cache
-from typing import Any
+import threading
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _LOG = logging.getLogger(__name__)
 
@@ -36,6 +41,19 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     torch = sys.modules.get("torch")
     is_torchs = torch is not None and isinstance(error, torch.OutOfMemoryError)
     return is_torchs or "out of memory" in str(error)
+
+
+def once(make: Callable[P, T]) -> Callable[P, T]:
+    """Like ``functools.cache``, and two threads that are first at the same time get the same thing."""
+    lock = threading.Lock()
+    kept: Callable[..., T] = cache(make)
+
+    @wraps(make)
+    def found(*args: P.args, **kwargs: P.kwargs) -> T:
+        with lock:
+            return kept(*args, **kwargs)
+
+    return found
 
 
 @cache

@@ -64,4 +64,7 @@ def _ordered(cast: Cast, device: torch.device) -> tuple[torch.Tensor, torch.Tens
     import torch
 
     ordered, pattern = _table(cast, device).sort()
-    return ordered, pattern.to(torch.uint8 if cast.published.n_bytes == 1 else torch.int16)
+    pattern = pattern.to(torch.uint8 if cast.published.n_bytes == 1 else torch.int16)
+    if device.type == "cuda":  # other streams get it too
+        torch.cuda.current_stream(device).synchronize()
+    return ordered, pattern

@@ -140,7 +140,7 @@ def _group_weights(
     return told_by_key(bits.to(tl.uint32), table, SHIFT, MASK) & WEIGHT_MASK
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["capacity"])
 def _arrange_kernel(
     records, all_marks, n_records, before, tile_weighed,
     olds, news, sizes, segment_piece, segment_number,

@@ -50,7 +50,7 @@ def rows_of(cuts: Cuts, gathered: Gathered, stacks: Stacks, dtype: DType) -> Row
     return Rows(told, told[1].cumsum(0, dtype=torch.int64))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_chunks", "n_room"])
 def _rows_kernel(
     chunk_piece, chunk_number, sizes, chunk_log2s, chunk_changed,
     chunk_events, chunk_rate, chunk_exceptions, crowded,
@@ -110,7 +110,7 @@ def join(
     return payload
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_chunks"])
 def _join_kernel(
     chunk_piece, chunk_number, sizes, chunk_log2s, segment_log2s,
     first_segments, words, room_ends, n_stacked, states,

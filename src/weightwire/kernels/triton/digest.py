@@ -21,7 +21,7 @@ import triton.language as tl
 
 from weightwire.errors import StopError, UnsupportedDType
 from weightwire.kernels import mixing
-from weightwire.kernels.triton.launch import TRITON_BITS, memory_at, to_device
+from weightwire.kernels.triton.launch import TRITON_BITS, kept_on, memory_at, to_device
 from weightwire.kernels.triton.memories import VECTOR_BYTES, addresses_of, check_flat, sizes_of
 from weightwire.kernels.triton.scatter import (
     Scatter,
@@ -114,7 +114,7 @@ def _check_counts(n: int, first_indices: Sequence[int]) -> None:
 
 @cache
 def _keys_on(device: torch.device) -> torch.Tensor:
-    return to_device(mixing.place_keys().view(np.int32), device)
+    return kept_on(device, mixing.place_keys().view(np.int32))
 
 
 # ------------------------------------------------------------------------------------ whole memory

@@ -6,11 +6,12 @@ import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from typing import Any
 
 import numpy as np
 import torch
+
+from weightwire.kernels.devices import once
 
 _MAX_FREE_BYTES = 1 << 30
 """Page-locked memory that is held for the next time."""
@@ -80,15 +81,14 @@ def to_host(tensor: torch.Tensor) -> Any:
 
 
 def settle() -> None:
-    """Wait for everything on every device: after a failure, when no time is to be won any more."""
+    """Wait for everything on this device: after a failure, when no time is to be won any more."""
     if torch.cuda.is_initialized():
-        for number in range(torch.cuda.device_count()):
-            # A device that failed itself has nothing left to wait for.
-            with suppress(RuntimeError):
-                torch.cuda.synchronize(number)
+        # A device that failed itself has nothing left to wait for.
+        with suppress(RuntimeError):
+            torch.cuda.synchronize()
 
 
-@cache
+@once
 def stream_named(device: torch.device, name: str, priority: int = 0) -> torch.cuda.Stream:
     """A stream beside the others; of those with one name there is one."""
     del name

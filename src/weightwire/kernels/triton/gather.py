@@ -23,7 +23,7 @@ from weightwire.kernels.triton.arrange import (
 from weightwire.kernels.triton.collect import Segments
 from weightwire.kernels.triton.cuts import Cuts
 from weightwire.kernels.triton.elements import floor_log2
-from weightwire.kernels.triton.launch import to_device
+from weightwire.kernels.triton.launch import kept_on
 from weightwire.kernels.triton.models import DeviceModels
 from weightwire.model import DType
 
@@ -86,7 +86,9 @@ def gather(
     ``step_bits``: what an element may take on a stack beyond the logarithm of its gap.
     """
     n, device = cuts.n_chunks, cuts.device
-    numbers = torch.empty((len(_NUMBERS), n), dtype=torch.int32, device=device)
+    # Rows begin at multiples of 16 bytes, however many chunks there are.
+    stride = -(-n // 4) * 4
+    numbers = torch.empty((len(_NUMBERS), stride), dtype=torch.int32, device=device)
     gathered = Gathered(
         torch.empty(n, dtype=torch.int64, device=device),
         arranged.events,
@@ -94,13 +96,13 @@ def gather(
         torch.zeros(n_listed // 32 + n + 1, dtype=torch.int32, device=device),
         arranged.exceptions,
         arranged.n_exceptions,
-        *numbers,
+        *numbers[:, :n],
     )
     _gather_kernel[(n,)](
         cuts.chunk_piece, cuts.chunk_number, cuts.sizes, cuts.chunk_log2, cuts.segment_log2,
         cuts.first_segment, cuts.room, found.n_records, found.weight, arranged.before, models.heaviest,
         _borders(device), gathered.first, gathered.events, gathered.symbols,
-        gathered.signs, gathered.exceptions, numbers, n, n_listed, step_bits,
+        gathered.signs, gathered.exceptions, numbers, stride, n_listed, step_bits,
         N_BYTES=dtype.n_bytes, EXCEPTION_ROOM=EXCEPTION_ROOM, STACK_ROOM=MIN_STACK_ROOM,
         BLOCK=_BLOCK, num_warps=1,
     )  # fmt: skip
@@ -109,7 +111,7 @@ def gather(
 
 @cache
 def _borders(device: torch.device) -> torch.Tensor:
-    return to_device(_BORDERS, device)
+    return kept_on(device, _BORDERS)
 
 
 @triton.jit
@@ -132,12 +134,12 @@ def chunk_segments(
     return piece, n, segment, ((n - 1) >> segment_log2) + 1
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride", "capacity"], do_not_specialize_on_alignment=["heaviest"])
 def _gather_kernel(
     chunk_piece, chunk_number, sizes, chunk_log2s, segment_log2s, first_segments,
     rooms, n_records, segment_weight, before, heaviest,
     borders, firsts, events, symbols,
-    signs, exceptions, numbers, n_chunks, capacity, step_bits,
+    signs, exceptions, numbers, stride, capacity, step_bits,
     N_BYTES: tl.constexpr, EXCEPTION_ROOM: tl.constexpr, STACK_ROOM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One chunk. Nothing is written beyond what has been read."""
@@ -206,8 +208,8 @@ def _gather_kernel(
     stack_room = tl.minimum(likely, dense.to(tl.int64)).to(tl.int32) + STACK_ROOM
     tl.store(firsts + chunk, first)
     tl.store(numbers + chunk, n_changed)
-    tl.store(numbers + n_chunks + chunk, n_events)
-    tl.store(numbers + 2 * n_chunks + chunk, n_symbols)
-    tl.store(numbers + 3 * n_chunks + chunk, rate)
-    tl.store(numbers + 4 * n_chunks + chunk, tl.where(is_crowded != 0, 0, stack_room))
-    tl.store(numbers + 5 * n_chunks + chunk, is_crowded)
+    tl.store(numbers + stride + chunk, n_events)
+    tl.store(numbers + 2 * stride + chunk, n_symbols)
+    tl.store(numbers + 3 * stride + chunk, rate)
+    tl.store(numbers + 4 * stride + chunk, tl.where(is_crowded != 0, 0, stack_room))
+    tl.store(numbers + 5 * stride + chunk, is_crowded)

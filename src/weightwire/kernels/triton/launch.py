@@ -3,6 +3,9 @@
 A *bucket* lists memory by address, so that a model of hundreds of tensors costs one launch per
 kernel and no synchronisation per tensor. Its work is cut into *spans* of equal length; a program
 takes one span and finds in two small tables which memory it belongs to and where it starts there.
+
+Counts that are others at every call are not specialised on: Triton would compile a kernel anew when
+one happens to be a multiple of 16.
 """
 
 from __future__ import annotations
@@ -79,6 +82,14 @@ def to_device(array: Any, device: torch.device) -> torch.Tensor:
     """A small table, sent without waiting for it to arrive."""
     flat = np.ascontiguousarray(array)
     return send_tables([flat.reshape(-1)], device)[0].view(flat.shape)
+
+
+def kept_on(device: torch.device, array: Any) -> torch.Tensor:
+    """A small table that is made once and kept: it is there, whichever stream asks for it next."""
+    table = to_device(array, device)
+    if device.type != "cpu":
+        torch.cuda.current_stream(device).synchronize()
+    return table
 
 
 @triton.jit

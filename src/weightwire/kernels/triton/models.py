@@ -15,7 +15,7 @@ import triton.language as tl
 from weightwire.kernels.contract import N_CLASSES, N_TOKENS, PROBABILITY_SUM
 from weightwire.kernels.gaps import GAP_CUMULATIVE
 from weightwire.kernels.model_batch import ModelBatch
-from weightwire.kernels.triton.launch import to_device
+from weightwire.kernels.triton.launch import kept_on
 from weightwire.kernels.triton.uploads import send_tables
 from weightwire.model import DType
 
@@ -151,7 +151,7 @@ def gap_entries(device: torch.device) -> torch.Tensor:
     for number, cumulative in enumerate(GAP_CUMULATIVE):
         borders = np.array(cumulative, dtype=np.int32)
         rows[number, : len(borders) - 1] = borders[:-1] | np.diff(borders) << FREQUENCY_SHIFT
-    return to_device(rows, device)
+    return kept_on(device, rows)
 
 
 @cache
@@ -161,7 +161,7 @@ def reciprocals(device: torch.device) -> torch.Tensor:
     The high word of a product with it is the quotient, or one less: a remainder tells.
     """
     values = [0, (1 << 64) - 1, *((1 << 64) // n for n in range(2, PROBABILITY_SUM + 1))]
-    return to_device(np.array(values, dtype=np.uint64).view(np.int64), device)
+    return kept_on(device, np.array(values, dtype=np.uint64).view(np.int64))
 
 
 @cache
@@ -174,4 +174,4 @@ def gap_slots(device: torch.device) -> torch.Tensor:
         symbol = np.searchsorted(borders, slot, side="right") - 1
         frequency = borders[symbol + 1] - borders[symbol]
         rows[number] = symbol | (slot - borders[symbol]) << 8 | frequency << 20
-    return to_device(rows.astype(np.uint32).view(np.int32), device)
+    return kept_on(device, rows.astype(np.uint32).view(np.int32))

@@ -222,7 +222,7 @@ def _find_element(
     return hit, before, is_found, passed
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_chunks"])
 def _pop_gaps_kernel(
     olds, chunk_piece, chunk_start, chunk_elements, heads,
     first_word, chunk_words, first_span, payload,

@@ -250,7 +250,7 @@ def _look_up(entry, is_on, first_row, tables, bits):
     return row, tl.load(tables + row), tl.load(bits + (entry & PLACE_MASK), mask=is_on, other=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_chunks", "n_halvings"])
 def _pop_steps_kernel(
     chunk_piece, heads, first_word, chunk_words, payload,
     tables, tokens, entries, n_coded, first_coded, coded,

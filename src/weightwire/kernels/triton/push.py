@@ -104,7 +104,7 @@ def _reciprocal_of(entry, reciprocals, is_on):
     return tl.load(reciprocals + at, mask=is_on, other=1).to(tl.uint64, bitcast=True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_chunks", "n_room"])
 def _push_kernel(
     firsts, events, symbols, chunk_changed, chunk_events,
     chunk_symbols, chunk_rate, rooms, gap_table, reciprocals,

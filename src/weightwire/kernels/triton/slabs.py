@@ -18,10 +18,11 @@ import numpy.typing as npt
 import torch
 
 from weightwire.kernels.contract import Streams
+from weightwire.kernels.devices import is_out_of_memory
 from weightwire.kernels.model_batch import ModelBatch
 from weightwire.kernels.triton.collect import GROUP_ELEMENTS
 from weightwire.kernels.triton.cuts import Cuts, cut
-from weightwire.kernels.triton.downloads import Arriving, mark, send_to_host
+from weightwire.kernels.triton.downloads import Arriving, mark, send_to_host, settle
 from weightwire.kernels.triton.memories import Memories
 from weightwire.kernels.triton.models import DeviceModels
 from weightwire.model import DType
@@ -100,10 +101,25 @@ def in_slabs(
             again = _finish(_begin(some, _slabs(some, budget_bytes), launch), finish)
             done.update({left[number]: streams for number, streams in again.items()})
         for number in [number for number in left if number not in done]:
-            alone = _begin(work.some([number], 1), [slice(0, 1)], launch, is_roomy=True)
-            found = _finish(alone, finish)
-            done[number] = found[0] if found else on_host(work, number)
+            done[number] = _alone(work, number, launch, finish) or on_host(work, number)
         yield from (done[number] for number in range(len(work.rates)))
+
+
+def _alone(
+    work: Work,
+    number: int,
+    launch: Callable[[Slab], _Begun],
+    finish: Callable[[_Begun], dict[int, Streams]],
+) -> Streams | None:
+    """A piece with room for everything, which is twenty times its size; None if that does not do."""
+    try:
+        begun = _begin(work.some([number], 1), [slice(0, 1)], launch, is_roomy=True)
+        return _finish(begun, finish).get(0)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        settle()
+        return None
 
 
 def _begin(

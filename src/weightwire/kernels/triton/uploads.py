@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from weightwire.kernels import native_module
+from weightwire.kernels.devices import once
 from weightwire.kernels.triton.downloads import stream_named
 
 _TABLE_BYTES = 16
@@ -88,15 +88,16 @@ class Sending:
         return self._words
 
     def _send(self, parts: Sequence[npt.NDArray[np.uint8]]) -> None:
-        to = self._words.view(torch.uint8)
-        with torch.cuda.stream(_copy_stream(self._words.device)):
+        to, device = self._words.view(torch.uint8), self._words.device
+        # The device first: a thread that leaves a stream goes back to its own, and would wake that.
+        with torch.cuda.device(device), torch.cuda.stream(_copy_stream(device)):
             for first, run in _runs(parts):
                 here = slice(first, first + sum(map(len, run)))
                 join_parts(run, self._memory[here].numpy())
                 to[here].copy_(self._memory[here], non_blocking=True)
 
 
-@cache
+@once
 def _senders() -> ThreadPoolExecutor:
     """Few, since each has threads of its own that need nothing of Python."""
     return ThreadPoolExecutor(2, thread_name_prefix="weightwire-sender")

@@ -215,6 +215,8 @@ def list_expected(
     places = torch.empty(n_expected, dtype=torch.int32, device=old.device)
     if not n_expected:
         return Expected(marks.counts, chunks.first_span, places)
+    # All memory is made before the launch: should it run out, nothing is at work on what is let go.
+    expected = Expected(marks.counts, marks.before[chunks.first_span], places)
     is_aligned = old.alignment == VECTOR_BYTES
     _list_expected_kernel[(len(chunks), triton.cdiv(chunks.most_spans, PART.value))](
         old.addresses, chunks.piece, chunks.start, chunks.n_elements, chunks.first_span,
@@ -223,7 +225,7 @@ def list_expected(
         N_KEYS=models.n_keys, WIDTH=8 * dtype.n_bytes,
         PER_UNIT=4 // dtype.n_bytes if is_aligned else 1, num_warps=1,
     )  # fmt: skip
-    return Expected(marks.counts, marks.before[chunks.first_span], places)
+    return expected
 
 
 @triton.jit
