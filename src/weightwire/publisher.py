@@ -165,6 +165,7 @@ class Publisher(Turns):
         guard, self._guard = self._guard or MoveGuard(self._state), None
         self._settle()
         began = self._clock.monotonic()
+        guard.wait_for_caller()
         live = open_state(self._state)
         if self._mode == "observe":
             return self._observe(live, guard, began)

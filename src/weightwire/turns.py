@@ -15,11 +15,11 @@ from typing import Literal
 from weightwire.clock import Clock
 from weightwire.diff.places import Outline
 from weightwire.diff.redo import RedoLog
-from weightwire.errors import FencedWriter, PublisherClosed, RetryError, WeightwireError
+from weightwire.errors import FencedWriter, PublisherClosed, RetryError
 from weightwire.events import Published
 from weightwire.store.records import Commit
 from weightwire.store.resume import Head
-from weightwire.workers import failed, flatten
+from weightwire.workers import failed, flatten, forget_frames, forget_frames_of
 
 log = logging.getLogger("weightwire.publisher")
 
@@ -88,12 +88,13 @@ class Turns(ABC):
     def close(self) -> None:
         """Finish what is under way, then let go of threads and memory."""
         self._is_closed = True
-        self._wait_for_last()
         try:
+            self._wait_for_last()
             self._settle()
-        except WeightwireError as error:
+        except Exception as error:  # whatever it is, nothing comes after this that could mend it
             log.error("nobody answers for the last version; it may or may not exist: %s", error)
-        self._let_go()
+        finally:
+            self._let_go()
 
     def _publish(self, step: int | None, *, wait: bool = True) -> Future[Published]:
         """Begin the next version, once the one under way is through.
@@ -110,12 +111,16 @@ class Turns(ABC):
             raise self._fenced
         self._step = step
         self._prepare()
-        if not self._overlap:
-            self._last = self._try_to_read()
-            return self._last
-        self._reading = self._reads.submit(self._try_to_read)
-        self._last = flatten(self._reading)
+        self._last = self._begin()
+        # It is kept until the next one: its error must not keep the GPU memory of what failed.
+        self._last.add_done_callback(forget_frames_of)
         return self._last
+
+    def _begin(self) -> Future[Published]:
+        if not self._overlap:
+            return self._try_to_read()
+        self._reading = self._reads.submit(self._try_to_read)
+        return flatten(self._reading)
 
     @abstractmethod
     def _prepare(self) -> None:
@@ -141,6 +146,9 @@ class Turns(ABC):
         """What may be tried again belongs to the future; a trainer need not stop for it."""
         try:
             return self._read()
+        except FencedWriter as error:
+            forget_frames(error)  # kept, and raised again by every later publish
+            raise
         except RetryError as error:
             log.warning("nothing was published: %s", error)
             return failed(error)
@@ -150,9 +158,14 @@ class Turns(ABC):
             self._last.exception()
 
     def _let_go(self) -> None:
-        self._close_extras()
-        for executor in (self._reads, self._commits, self._uploads, self._extras_worker):
-            executor.shutdown(wait=True)
+        try:
+            self._close_extras()
+        finally:
+            for executor in (self._reads, self._commits, self._uploads, self._extras_worker):
+                executor.shutdown(wait=True)
+        if self._pending is not None:
+            self._pending.redo.close()
+            self._pending = None
 
 
 def next_record(run: str, head: Head, published: Published, put_id: str, clock: Clock) -> Commit:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from sample_device_states import Tensors, bits_of, drawn, on_host, train
 
 import weightwire as ww
 from sample_training import inline
+from weightwire.codec import device_pieces
 from weightwire.codec.writer import MemorySink
 from weightwire.diff import device_diff, device_room
 from weightwire.diff.baseline import Baseline
@@ -21,6 +24,7 @@ from weightwire.diff.held import HeldOnDevice
 from weightwire.diff.memory import open_state
 from weightwire.diff.page_locked import page_locked
 from weightwire.diff.redo import RedoLog
+from weightwire.errors import StateMoved
 from weightwire.model import TensorSpec, dtype_named
 from weightwire.store.memory import MemoryStore
 
@@ -113,6 +117,130 @@ def test_tensors_that_are_made_in_the_reading_thread_are_waited_for(gpu: torch.d
             torch.cuda.synchronize()
             publisher.publish().result()
     assert received(store) == bits_of({name: tensor * 2 for name, tensor in state.items()})
+
+
+def test_a_callable_gives_what_the_callers_stream_was_given(gpu: torch.device) -> None:
+    """It is asked in another thread, on another stream, and says nothing beforehand."""
+    store, state = MemoryStore(), model(gpu)
+    with (
+        ww.Publisher(store, lambda: state, overlap=True) as publisher,
+        torch.cuda.stream(torch.cuda.Stream(gpu)),
+    ):
+        for _ in range(3):
+            torch.cuda._sleep(A_WHILE // 8)
+            for tensor in state.values():
+                tensor.mul_(1.001)
+            done = publisher.publish()
+            publisher.wait_until_read()
+            expected = bits_of(state)
+            for tensor in state.values():
+                tensor.mul_(1.001)
+            done.result()
+            assert received(store) == expected
+
+
+def test_a_callable_makes_tensors_of_what_the_callers_stream_was_given(gpu: torch.device) -> None:
+    store, state = MemoryStore(), model(gpu)
+    made = lambda: {name: tensor * 2 for name, tensor in state.items()}  # noqa: E731
+    with (
+        ww.Publisher(store, made, overlap=True) as publisher,
+        torch.cuda.stream(torch.cuda.Stream(gpu)),
+    ):
+        for _ in range(2):
+            torch.cuda._sleep(A_WHILE // 8)
+            for tensor in state.values():
+                tensor.mul_(1.001)
+            publisher.publish().result()
+            assert received(store) == bits_of(made())
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_publish_that_failed_keeps_no_memory(
+    overlap: bool, gpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    masters = {name: tensor.float() for name, tensor in model(gpu).items()}
+    with ww.Publisher(MemoryStore(), ww.cast(masters, "bf16"), overlap=overlap) as publisher:
+        for seed in range(2):
+            train(masters, seed)
+            publisher.publish().result()
+        before = torch.cuda.memory_allocated(gpu)
+
+        def failing(*_: Any, **__: Any) -> None:
+            assert torch.cuda.memory_allocated(gpu) > before + 10_000_000
+            raise StateMoved("it did")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(device_pieces, "encode_pieces", failing)
+            done = publisher.publish()
+            assert isinstance(done.exception(), StateMoved)
+        publisher._reads.submit(int).result()
+        assert torch.cuda.memory_allocated(gpu) <= before + 1_000_000
+        assert publisher.publish().result().version == 2
+
+
+@pytest.mark.parametrize("on_device", [True, False])
+def test_a_baseline_is_brought_forward_where_no_memory_is_left(
+    on_device: bool, gpu: torch.device, caplog: pytest.LogCaptureFixture
+) -> None:
+    state, baseline = model(gpu), Baseline(on_device=on_device)
+    baseline.fill(open_state(state))
+    frozen, before = baseline.freeze(), bits_of(state)
+    train(state, 1, share=0.5)
+    redo, live = RedoLog(), open_state(state)
+    diff_states(baseline, live, MemorySink(), log=redo)
+    gc.collect()
+    torch.cuda.empty_cache()
+    n_reserved, n_total = torch.cuda.memory_reserved(gpu), torch.cuda.mem_get_info(gpu)[1]
+    torch.cuda.set_per_process_memory_fraction(n_reserved / n_total, gpu)
+    try:
+        baseline.advance(redo, live.specs, live.ties)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, gpu)
+    assert "no memory left to bring the baseline forward" in caplog.text
+    assert ww.digest(baseline) == ww.digest(state)
+    found = {n: frozen.read(n, 0, spec.n_elements).tobytes() for n, spec in frozen.specs.items()}
+    assert found == before
+
+
+@pytest.fixture
+def second_gpu(gpu: torch.device) -> torch.device:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    return torch.device("cuda", 1)
+
+
+def test_states_on_a_gpu_that_is_not_the_current_one(second_gpu: torch.device) -> None:
+    store, state = MemoryStore(), model(second_gpu)
+    before = {name: tensor.clone() for name, tensor in state.items()}
+    with ww.Publisher(store, state) as publisher:
+        for seed in range(3):
+            train(state, seed)
+            publisher.publish().result()
+    assert torch.cuda.current_device() == 0
+    assert received(store) == bits_of(state)
+    there, here = ww.diff(before, state), ww.diff(on_host(before), on_host(state))
+    assert there.index == here.index
+
+
+_ON_THE_SECOND = """
+import torch
+torch.cuda.set_device(1)
+import weightwire as ww
+from weightwire.store.memory import MemoryStore
+state = {f"w{n}": torch.randn(1000, 1000, device="cuda") for n in range(4)}
+for overlap in (False, True):
+    with ww.Publisher(MemoryStore(), state, overlap=overlap, device_baseline=overlap) as publisher:
+        for _ in range(3):
+            publisher.publish().result()
+            for tensor in state.values():
+                tensor[::50] *= 1.5
+assert torch._C._cuda_hasPrimaryContext(1)
+assert not torch._C._cuda_hasPrimaryContext(0)
+"""
+
+
+def test_a_rank_on_the_second_gpu_leaves_the_first_alone(second_gpu: torch.device) -> None:
+    subprocess.run([sys.executable, "-c", _ON_THE_SECOND], check=True)
 
 
 def test_a_moment_is_over_when_its_own_work_is(gpu: torch.device) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ from weightwire.diff.state import StateReader
 from weightwire.digest import TensorDigest, digest_bits, digest_tensor, piece_ranges
 from weightwire.errors import StopError
 from weightwire.model import Bits, Changes, TensorSpec
+from weightwire.workers import threads
 
 if TYPE_CHECKING:
     from weightwire.codec.device_pieces import DevicePiece
@@ -184,8 +185,8 @@ class PartDiff:
             return
         waiting: deque[Future[_Coded]] = deque()
         with (
-            ThreadPoolExecutor(1, thread_name_prefix="weightwire-read") as reader,
-            ThreadPoolExecutor(self._n_coders, thread_name_prefix="weightwire-code") as coders,
+            threads(1, "read") as reader,
+            threads(self._n_coders, "code") as coders,
         ):
             for span in spans:
                 waiting.append(coders.submit(self._code_read, reader.submit(self._read, span)))

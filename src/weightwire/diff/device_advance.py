@@ -3,22 +3,28 @@
 Decoding is pure and leaves the new bits in clear; writing them may be repeated. What of a batch is
 in clear is at most about four times the changes in it: positions, bits, and what is expected to
 change and does not.
+
+A device may have no memory left for that: this runs beside the trainer's next step. The version
+exists already, so there is no way back: such a batch is decoded on the host, in the host's memory.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
+from weightwire.codec.piece import decode_piece
 from weightwire.codec.record import RecordHead
 from weightwire.diff.device_streams import own_streams
 from weightwire.diff.held import Held, HeldOnDevice, as_bits
 from weightwire.diff.redo import CodedStep, RedoLog
 from weightwire.errors import StopError
+from weightwire.kernels.devices import is_out_of_memory
 from weightwire.model import Bits, Changes
 
 if TYPE_CHECKING:
@@ -26,6 +32,10 @@ if TYPE_CHECKING:
 
     from weightwire.codec.device_pieces import DevicePiece
     from weightwire.kernels.triton.scatter import Scatter, Write
+
+log = logging.getLogger("weightwire.publisher")
+
+T = TypeVar("T")
 
 ADVANCE_BYTES = 512 << 20
 """Changes of a batch in clear, and pieces of a baseline on the host that are copied for it."""
@@ -57,12 +67,13 @@ class StagedOnDevice:
             write(self.scatter)
 
     def _found(self) -> list[_Found]:
-        return _differing(self.scatter, self.writes)
+        found = _unless_out_of_memory(lambda: _differing(self.scatter, self.writes))
+        return list(map(_differing_on_host, self.writes)) if found is None else found
 
 
 @dataclass(frozen=True)
 class StagedOnHost:
-    """A batch that was decoded on a device, for a baseline on the host."""
+    """A batch of which the host has the changes: the baseline is there, or it was decoded there."""
 
     numbers: tuple[int, ...]
     targets: tuple[tuple[RecordHead, Held], ...]
@@ -96,7 +107,22 @@ def stage_next(redo: RedoLog, held: Mapping[str, Held]) -> Staged | None:
         return None
     targets = tuple((step.head, held[step.head.spec.name]) for _, step in batch)
     numbers = tuple(number for number, _ in batch)
-    writes = _decoded(targets, [step.piece for _, step in batch])
+    pieces = [step.piece for _, step in batch]
+    staged = _unless_out_of_memory(lambda: _staged(numbers, targets, pieces))
+    if staged is not None:
+        return staged
+    if not redo.is_short_of_memory:
+        log.warning("a GPU has no memory left to bring the baseline forward: the host does it")
+        redo.is_short_of_memory = True
+    return _staged_by_host(numbers, targets, pieces)
+
+
+def _staged(
+    numbers: tuple[int, ...],
+    targets: tuple[tuple[RecordHead, Held], ...],
+    pieces: Sequence[DevicePiece],
+) -> Staged:
+    writes = _decoded(targets, pieces)
     if isinstance(targets[0][1], HeldOnDevice):
         from weightwire.kernels.triton.scatter import prepare_scatter
 
@@ -106,6 +132,30 @@ def stage_next(redo: RedoLog, held: Mapping[str, Held]) -> Staged | None:
     found = _differing(tabulate_writes(writes), writes)
     changes = tuple(Changes(each.positions, each.new) for each in found)
     return StagedOnHost(numbers, targets, changes)
+
+
+def _staged_by_host(
+    numbers: tuple[int, ...],
+    targets: tuple[tuple[RecordHead, Held], ...],
+    pieces: Sequence[DevicePiece],
+) -> StagedOnHost:
+    """The same without memory on a device, a piece at a time."""
+    changes = tuple(
+        decode_piece(held.read(head.start, head.stop), piece.on_host(), head.spec.dtype)
+        for (head, held), piece in zip(targets, pieces, strict=True)
+    )
+    return StagedOnHost(numbers, targets, changes)
+
+
+def _unless_out_of_memory(work: Callable[[], T]) -> T | None:
+    """What work on a device gives; None if memory there runs out, and all of the work's is let go."""
+    try:
+        return work()
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        log.debug("decoded on the host instead: %s", str(error))
+    return None
 
 
 def _batches(
@@ -173,3 +223,11 @@ def _differing(scatter: Scatter, writes: Sequence[Write]) -> list[_Found]:
     borders = torch.searchsorted(places, torch.from_numpy(ends).to(places.device)).tolist()
     on_host = [as_bits(each[places]) for each in (positions, old, new)]
     return [_Found(*(each[a:b] for each in on_host)) for a, b in pairwise([0, *borders])]
+
+
+def _differing_on_host(write: Write) -> _Found:
+    """The same of one write, in the host's memory."""
+    memory, positions, new = map(as_bits, write)
+    old = memory[positions]
+    places = np.flatnonzero(old != new)
+    return _Found(positions[places], old[places], new[places])

@@ -8,6 +8,7 @@ waited for its last use, so the allocator need not be told of the others.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import cache
@@ -54,10 +55,8 @@ class Filling:
         if self._device.type != "cuda":
             yield
             return
-        import torch
-
         stream = own_stream(self._device, "fill")
-        with torch.cuda.stream(stream):
+        with on_stream(stream):
             yield
         self._filled = stream.record_event()
 
@@ -77,11 +76,22 @@ def own_streams(devices: Iterable[torch.device], purpose: Purpose = "work") -> I
     """
     with ExitStack() as stack:
         for device in _with_streams(devices):
-            import torch
-
             stream = own_stream(device, purpose)
-            stack.enter_context(torch.cuda.stream(stream))
+            stack.enter_context(on_stream(stream))
             stack.callback(stream.synchronize)
+        yield
+
+
+@contextmanager
+def on_stream(stream: torch.cuda.Stream) -> Iterator[None]:
+    """Work on a stream, and on its device; then be where one was before.
+
+    To leave the stream alone would go back in earnest: where the device before was never used, that
+    takes half a gigabyte there, maybe of another rank's. To leave a device does not.
+    """
+    import torch
+
+    with torch.cuda.device(stream.device), torch.cuda.stream(stream):
         yield
 
 
@@ -105,6 +115,17 @@ def own_stream(device: torch.device, purpose: Purpose) -> torch.cuda.Stream:
     del purpose
 
     return torch.cuda.Stream(device)
+
+
+def devices_in_use() -> list[torch.device]:
+    """Those that this process has something on, and the current one; nothing is begun on others."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return []
+    current = torch.cuda.current_device()
+    numbers = range(torch.cuda.device_count())
+    used = [n for n in numbers if n == current or torch.cuda.memory_reserved(n)]
+    return [torch.device("cuda", number) for number in used]
 
 
 def devices_of(state: StateReader) -> set[torch.device]:

@@ -96,23 +96,19 @@ class HeldOnDevice:
 
     def overwrite(self, start: int, stop: int, changes: Changes) -> None:
         """Write changes that were found on the host; safe to repeat."""
-        with own_streams([self.device]):
-            self.tensor[start:stop][self._places(changes)] = self._sent(changes.bits)
+        self._rewrite(start, stop, changes)
 
     def exchange(self, start: int, stop: int, changes: Changes) -> Changes:
         """The same, and what would undo it."""
+        return Changes(changes.positions, self._rewrite(start, stop, changes))
+
+    def _rewrite(self, start: int, stop: int, changes: Changes) -> Bits:
+        """Through the host, what was there included: a device may have no memory left for changes."""
+        bits = self.copy(start, stop)
+        before = kernels().exchange(bits, changes.positions, changes.bits, thread_count())
         with own_streams([self.device]):
-            before = as_bits(self.tensor[start:stop][self._places(changes)])
-        self.overwrite(start, stop, changes)
-        return Changes(changes.positions, before)
-
-    def _places(self, changes: Changes) -> torch.Tensor:
-        import torch
-
-        return torch.from_numpy(changes.positions.astype(np.int64)).to(self.device)
-
-    def _sent(self, bits: Bits) -> torch.Tensor:
-        return as_tensor(np.array(bits)).to(self.device)
+            self.tensor[start:stop].copy_(as_tensor(bits))
+        return before
 
 
 Held: TypeAlias = HeldOnHost | HeldOnDevice

@@ -40,13 +40,23 @@ def _lock(array: Bits, device: torch.device) -> None:
     import torch
 
     runtime = torch.cuda.cudart()
-    if int(runtime.cudaHostRegister(array.ctypes.data, array.nbytes, 0)):
+    with torch.cuda.device(device):
+        is_refused = int(runtime.cudaHostRegister(array.ctypes.data, array.nbytes, 0))
+    if is_refused:
         log.warning("%d bytes cannot be page-locked: copies from there are slow", array.nbytes)
         _take_error_away(device)
         return
     # Slices keep this array alive, and it is told before its memory goes.
-    release = weakref.finalize(array, runtime.cudaHostUnregister, array.ctypes.data)
+    release = weakref.finalize(array, _unlock, array.ctypes.data, device)
     release.atexit = False
+
+
+def _unlock(address: int, device: torch.device) -> None:
+    """In whichever thread lets go of it: on its device, for any call begins one on the current."""
+    import torch
+
+    with torch.cuda.device(device):
+        torch.cuda.cudart().cudaHostUnregister(address)
 
 
 def _take_error_away(device: torch.device) -> None:

@@ -41,6 +41,8 @@ class RedoLog:
         self._spill = Spill()
         self.staged: Staged | None = None
         """Decoded, and perhaps written."""
+        self.is_short_of_memory = False
+        """Whether a device had no memory left to decode some of it."""
 
     def add(self, head: RecordHead, changes: Changes) -> None:
         """Keep the changes of one piece; those without any are passed over."""

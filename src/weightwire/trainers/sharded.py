@@ -45,7 +45,7 @@ from weightwire.trainers.shards import Layout, Shards, Standing
 from weightwire.trainers.spread_anchor import SpreadAnchor
 from weightwire.trust.keys import SigningKey
 from weightwire.turns import Background, Event, Mode, Pending, Turns
-from weightwire.workers import finished, threads
+from weightwire.workers import finished, forget_frames, threads
 
 log = logging.getLogger("weightwire.publisher")
 
@@ -171,6 +171,7 @@ class ShardedPublisher(Turns):
             self._opened = open_shards(self._state, self._ranks)
             self._guard = MoveGuard(self._opened.watched)
         except Exception as error:  # told to everyone by the next round
+            forget_frames(error)
             self._opened = error
 
     def _read(self) -> Future[Published]:
@@ -187,6 +188,7 @@ class ShardedPublisher(Turns):
 
     def _ready(self) -> Ready:
         shards = self._shards()
+        self._guard.wait_for_caller()
         has_base = dict(self._baseline.specs) == dict(shards.local.specs)
         return Ready(None if shards.layout == self._told else shards.layout, has_base)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
+import spread_states
 from spread_states import Cluster, State, received
 
 import weightwire as ww
@@ -273,3 +276,23 @@ def test_rank_that_is_killed_at_any_word_leaves_a_whole_version_or_none(rank: in
         if mortal.n_left > 0:
             break
     assert 10 < dies_at < 99
+
+
+def test_of_a_state_that_cannot_be_opened_only_the_error_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It may have been redistributed by then: as much memory as the state has."""
+    cluster, held = Cluster(MemoryStore(), weights(), 2), []
+    cluster.published()
+
+    def failing(*_: Any) -> None:
+        memory = np.zeros(10)
+        held.append(weakref.ref(memory))
+        raise UnsupportedLayout("not spread by rows")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(spread_states, "shards_of", failing)
+        assert all(isinstance(each, UnsupportedLayout) for each in cluster.publish())
+    gc.collect()
+    assert [each() is None for each in held] == [True, True]
+    assert cluster.published().version == 1
