@@ -102,7 +102,7 @@ class StateMoved(RetryError):
 
 
 class DeviceFull(RetryError):
-    """A GPU has no memory left to stage in; nothing was written, and the engine serves on."""
+    """A GPU has no memory left: nothing was published, or nothing written and the engine serves on."""
 
 
 class DiskTrouble(RetryError):

@@ -89,9 +89,16 @@ def dtype_coded(code: int) -> DType:
     return _BY_CODE[code]
 
 
-def _is_unicode(name: str) -> bool:
-    """Lone surrogates can stand in a Python string, but in no file."""
-    return not any("\ud800" <= character <= "\udfff" for character in name)
+def _utf8_length(name: object) -> int:
+    """Bytes of a name in a file. Lone surrogates can stand in a Python string, but in no file.
+
+    Raises:
+        StopError: no string, or one that no file can hold.
+    """
+    try:
+        return len(name.encode())  # type: ignore[attr-defined]
+    except (AttributeError, UnicodeEncodeError):
+        raise StopError(f"a tensor cannot be called {name!r:.80}; use a Unicode string") from None
 
 
 @dataclass(frozen=True)
@@ -103,15 +110,13 @@ class TensorSpec:
     shape: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.name, str) or not _is_unicode(self.name):
-            raise StopError(f"a tensor cannot be called {self.name!r:.80}; use a Unicode string")
-        if len(self.name.encode()) > limits.MAX_NAME_BYTES:
+        if _utf8_length(self.name) > limits.MAX_NAME_BYTES:
             raise LimitExceeded(f"tensor name longer than {limits.MAX_NAME_BYTES} bytes")
         if len(self.shape) > limits.MAX_DIMS:
             raise LimitExceeded(f"{self.name!r} has {len(self.shape)} dimensions")
         # Extents of empty tensors count too: no library can make one that is 2^60 wide.
-        n_spanned = math.prod(max(extent, 1) for extent in self.shape)
-        if any(extent < 0 for extent in self.shape) or n_spanned > limits.MAX_ELEMENTS:
+        n_spanned = math.prod(filter(None, self.shape))
+        if min(self.shape, default=0) < 0 or n_spanned > limits.MAX_ELEMENTS:
             raise LimitExceeded(f"{self.name!r} has shape {self.shape}")
 
     @property

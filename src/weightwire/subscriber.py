@@ -27,11 +27,12 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from weightwire.apply.targets import Ready, Target, as_target, prepare, typed_memory_errors
+from weightwire.apply.targets import Ready, Target, as_target, prepare
 from weightwire.clock import Clock, SystemClock
 from weightwire.digest import TensorDigest
 from weightwire.errors import Dirty, DiskTrouble, NoWay, StopError, TargetMismatch, WeightwireError
 from weightwire.events import Updated
+from weightwire.kernels.devices import typed_memory_errors
 from weightwire.store.cache import Cache
 from weightwire.store.contract import ObjectStore
 from weightwire.store.fetch import Fetcher

@@ -17,6 +17,7 @@ from weightwire.diff.places import Outline
 from weightwire.diff.redo import RedoLog
 from weightwire.errors import FencedWriter, PublisherClosed, RetryError
 from weightwire.events import Published
+from weightwire.kernels.devices import typed_memory_errors
 from weightwire.store.records import Commit
 from weightwire.store.resume import Head
 from weightwire.workers import failed, flatten, forget_frames, forget_frames_of
@@ -145,7 +146,8 @@ class Turns(ABC):
     def _try_to_read(self) -> Future[Published]:
         """What may be tried again belongs to the future; a trainer need not stop for it."""
         try:
-            return self._read()
+            with typed_memory_errors():
+                return self._read()
         except FencedWriter as error:
             forget_frames(error)  # kept, and raised again by every later publish
             raise

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -17,9 +18,18 @@ _MAY_GO_ON = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENE
 """Of a generator that waits: to clear it would end it."""
 
 
-def threads(n_threads: int, name: str) -> Executor:
-    """So many threads, made when first needed; each works on the GPU of whoever asks."""
-    return _Threads(n_threads, thread_name_prefix=f"weightwire-{name}")
+def threads(n_threads: int, name: str, begin: Callable[[], None] | None = None) -> Executor:
+    """So many threads, made when first needed; each works on the GPU of whoever asks.
+
+    ``begin`` is what each of them does first.
+    """
+    return _Threads(n_threads, thread_name_prefix=f"weightwire-{name}", initializer=begin)
+
+
+def on_this_gpu(work: Callable[[], T]) -> Callable[[], T]:
+    """The same for a thread of one's own: the work, on the GPU that is the caller's now."""
+    gpu = _current_gpu()
+    return work if gpu is None else partial(_on_gpu, gpu, work)
 
 
 class _Threads(ThreadPoolExecutor):

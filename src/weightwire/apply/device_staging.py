@@ -38,8 +38,14 @@ log = logging.getLogger("weightwire.apply")
 BATCH_BYTES = 8 << 30
 """Bytes of the model that are decoded at once: a batch takes as long as its longest chunk at least."""
 
+COPIED_SHARE = 1 / 40
+"""Of the model's bytes, how much of a batch may be bits that are copied first, not read where they lie."""
+
 COPIED_BYTES = 512 << 20
-"""How much of a batch may be bits that are not read where they lie, but copied first."""
+"""The most that it may be."""
+
+MIN_COPIED_BYTES = 64 << 20
+"""And what it may always be: every batch takes as long as its longest chunk."""
 
 HELD_SHARE = 1 / 8
 """Of the model's bytes, how much changes may take on the device: beyond that the host keeps them."""
@@ -131,11 +137,12 @@ class DeviceStaging:
         self._is_closed = False
         n_model = sum(spec.n_bytes for spec in live.specs.values())
         self._max_bytes = max(HELD_BYTES, int(n_model * HELD_SHARE))
+        self._max_copied = min(max(int(n_model * COPIED_SHARE), MIN_COPIED_BYTES), COPIED_BYTES)
 
     @property
     def is_full(self) -> bool:
         """Whether what waits is a whole batch."""
-        return self._n_waiting_bytes >= BATCH_BYTES or self._n_copied_bytes >= COPIED_BYTES
+        return self._n_waiting_bytes >= BATCH_BYTES or self._n_copied_bytes >= self._max_copied
 
     @property
     def names(self) -> Collection[str]:
@@ -209,6 +216,8 @@ class DeviceStaging:
         if first is None:
             return None
         try:
+            if not makes_device_bits(self._live, name):  # it is there: nothing is submitted
+                return device_bits(self._live, name, span.start, span.stop)
             with self._streams.on(first.device):
                 return device_bits(self._live, name, span.start, span.stop)
         except RuntimeError as error:

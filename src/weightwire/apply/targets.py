@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,13 +19,12 @@ from weightwire.diff.views import new_like
 from weightwire.digest import digest_state, digest_tensor, piece_ranges
 from weightwire.durable import typed_disk_errors
 from weightwire.errors import (
-    DeviceFull,
     RetryError,
     StopError,
     TargetMismatch,
     UnsupportedLayout,
 )
-from weightwire.kernels.devices import is_out_of_memory
+from weightwire.kernels.devices import is_out_of_memory, typed_memory_errors
 from weightwire.model import Changes, TensorSpec
 
 
@@ -74,23 +73,6 @@ def prepare(target: Target, staging: Staging, digest: str, folder: Path | None) 
     staging.leave_devices()
     with typed_memory_errors():
         return target.prepare(staging, digest, folder=folder)
-
-
-@contextmanager
-def typed_memory_errors() -> Iterator[None]:
-    """Work for which a device has no memory left can be tried again.
-
-    Raises:
-        DeviceFull: in place of what torch or Triton says.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        raise DeviceFull(
-            f"a GPU has no memory left to stage in; nothing was written: {error}"
-        ) from error
 
 
 class MemoryTarget:

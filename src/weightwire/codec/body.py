@@ -20,7 +20,8 @@ def body_bytes(piece: EncodedPiece) -> bytes:
 
 def joined_body(model: bytes, streams: Streams) -> bytes:
     """The same, from a model that is bytes already; the plain codec has none."""
-    return b"".join((model, streams.directory.astype("<u4").tobytes(), streams.payload.tobytes()))
+    directory: npt.NDArray[np.uint32] = streams.directory.astype("<u4")
+    return b"".join((model, directory.tobytes(), streams.payload.data))
 
 
 def parse_body(

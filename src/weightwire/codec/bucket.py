@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from weightwire import limits
-from weightwire.codec.record import KIND_OF_CODEC, Kind, Record, parse_record, record_bytes
+from weightwire.codec.record import KIND_OF_CODEC, Kind, Record, parse_record, record_parts
 from weightwire.container import build_header, parse_header
 from weightwire.digest import TensorDigest, combine
 from weightwire.errors import LimitExceeded, MalformedHeader, NotAPatch, UnsupportedVersion
@@ -24,11 +24,11 @@ def bucket_bytes(records: Sequence[Record], codec: str) -> bytes:
     Raises:
         LimitExceeded: the bucket would be larger than any reader accepts.
     """
-    bodies = [record_bytes(record) for record in records]
+    parts = [record_parts(record) for record in records]
     byte = dtype_named("U8")
     specs = [
-        TensorSpec(record.head.key, byte, (len(body),))
-        for record, body in zip(records, bodies, strict=True)
+        TensorSpec(record.head.key, byte, (len(head) + len(body),))
+        for record, (head, body) in zip(records, parts, strict=True)
     ]
     metadata = {
         "format": FORMAT,
@@ -37,6 +37,7 @@ def bucket_bytes(records: Sequence[Record], codec: str) -> bytes:
         "base_digest": _combined(records, base=True),
         "target_digest": _combined(records, base=False),
     }
+    bodies = [part for both in parts for part in both]
     whole = b"".join([build_header(specs, metadata), *bodies])
     if len(whole) > limits.MAX_BUCKET_BYTES:
         raise LimitExceeded(f"a bucket of {len(whole)} bytes; the cap is {limits.MAX_BUCKET_BYTES}")

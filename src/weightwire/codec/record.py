@@ -142,6 +142,11 @@ def full_record(head: RecordHead, bits: Bits) -> Record:
 
 def record_bytes(record: Record) -> bytes:
     """The record as it stands in a bucket."""
+    return b"".join(record_parts(record))
+
+
+def record_parts(record: Record) -> tuple[bytes, memoryview]:
+    """The same in two parts, of which the second, and larger, is not copied."""
     head = record.head
     reshaped = head.base_shape != head.spec.shape
     fixed = _FIXED.pack(
@@ -159,7 +164,7 @@ def record_bytes(record: Record) -> bytes:
         head.target_digest.high,
     )
     extents = head.spec.shape + (head.base_shape if reshaped else ())
-    return fixed + struct.pack(f"<{len(extents)}Q", *extents) + record.body.tobytes()
+    return fixed + struct.pack(f"<{len(extents)}Q", *extents), record.body.data
 
 
 def parse_record(key: str, raw: npt.NDArray[np.uint8]) -> Record:

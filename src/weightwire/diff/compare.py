@@ -126,7 +126,9 @@ class PartDiff:
         if codec not in CODECS:
             raise StopError(f"no codec {codec!r}; choose one of: {', '.join(CODECS)}")
         self._base, self._target, self._places = base, target, places
-        self._writer = PatchWriter(sink, codec, first_bucket=first_bucket)
+        self._writer = PatchWriter(
+            sink, codec, first_bucket=first_bucket, n_threads=thread_count(n_threads)
+        )
         self._codec, self._log = codec, log
         self._base_specs, self._target_specs = base.specs, target.specs
         self._base_starts = base_starts or {}

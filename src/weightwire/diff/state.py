@@ -57,7 +57,10 @@ class DeviceMaker(Protocol):
 
 def device_bits(state: StateReader, name: str, start: int, stop: int) -> torch.Tensor | None:
     """A state's bits on a device, if it has them there."""
-    return state.read_device(name, start, stop) if isinstance(state, DeviceReader) else None
+    # Asked for every piece of a model: whether it is a DeviceReader would take longer to find out.
+    read = getattr(state, "read_device", None)
+    found: torch.Tensor | None = read(name, start, stop) if read is not None else None
+    return found
 
 
 def require_device_bits(state: StateReader, name: str, start: int, stop: int) -> torch.Tensor:
@@ -74,7 +77,8 @@ def require_device_bits(state: StateReader, name: str, start: int, stop: int) ->
 
 def makes_device_bits(state: StateReader, name: str) -> bool:
     """Whether a state's bits on a device are made whenever they are asked for."""
-    return isinstance(state, DeviceMaker) and state.makes_device_bits(name)
+    makes = getattr(state, "makes_device_bits", None)
+    return makes is not None and bool(makes(name))
 
 
 class DerivedState(ABC):

@@ -24,6 +24,7 @@ from weightwire.errors import Dirty, NotARun, NoWay, StopError, WeightwireError
 from weightwire.events import Updated
 from weightwire.store.contract import ObjectStore
 from weightwire.subscriber import Polling, Subscriber, require_sound
+from weightwire.workers import on_this_gpu
 
 log = logging.getLogger("weightwire.engines")
 
@@ -82,7 +83,8 @@ class TorchModuleEngine:
                 **options,
             )
         )
-        self._thread = threading.Thread(target=self._follow, name="weightwire-follow", daemon=True)
+        follow = on_this_gpu(self._follow)
+        self._thread = threading.Thread(target=follow, name="weightwire-follow", daemon=True)
         self._thread.start()
 
     @property

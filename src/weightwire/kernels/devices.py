@@ -6,9 +6,12 @@ import importlib
 import logging
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, wraps
 from typing import Any, ParamSpec, TypeVar
+
+from weightwire.errors import DeviceFull
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,6 +44,23 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     torch = sys.modules.get("torch")
     is_torchs = torch is not None and isinstance(error, torch.OutOfMemoryError)
     return is_torchs or "out of memory" in str(error)
+
+
+@contextmanager
+def typed_memory_errors() -> Iterator[None]:
+    """Work for which a device has no memory left can be tried again.
+
+    Raises:
+        DeviceFull: in place of what torch or Triton says.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise DeviceFull(
+            f"a GPU has no memory left for this; nothing was written or published: {error}"
+        ) from error
 
 
 def once(make: Callable[P, T]) -> Callable[P, T]:

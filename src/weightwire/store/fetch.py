@@ -180,6 +180,9 @@ class Fetcher:
 class _Buckets:
     """Implements ``BucketSource``: fetches a few buckets ahead of the one asked for."""
 
+    is_checked = True
+    """By the threads that fetch them, which fetch what is damaged again."""
+
     def __init__(
         self,
         fetch: Callable[[str, BucketEntry], bytes],

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +32,7 @@ from weightwire.trainers.hf_checkpoint import HfCheckpoint, architecture
 from weightwire.trainers.tensor_stream import PassingState, SpooledState, Streamed, streamed
 from weightwire.trainers.trl_servers import Outcome, Servers
 from weightwire.trust.keys import SigningKey
+from weightwire.workers import threads
 
 log = logging.getLogger("weightwire.trainers")
 
@@ -99,7 +100,7 @@ class WeightwireTransfer:
         self._reader: StateReader | None = None
         self._specs: Mapping[str, TensorSpec] | None = None
         self._publisher: Publisher | None = None
-        self._publishing = ThreadPoolExecutor(1, "weightwire-publish")
+        self._publishing = threads(1, "publish")
         self._staged: tuple[Published, tuple[Outcome, ...], float] | None = None
         self.syncs: list[Sync] = []
         """The latest ones, newest last."""

@@ -46,6 +46,7 @@ class Held:
     """Whether spans are whole tensors: patches are cut where chunks straddle."""
     on_cut: Callable[[], None] = lambda: None
     """Told when such a patch was seen."""
+    _spans: dict[str, Span] = field(default_factory=dict)
     _runs: dict[str, Span] = field(default_factory=dict)
     _devices: dict[str, torch.device | None] = field(default_factory=dict)
 
@@ -54,10 +55,11 @@ class Held:
         if self.layout.specs.get(spec.name) != spec:
             # A tensor that this layout does not know yet, or not like this.
             return whole(spec)
-        held = hull(self.layout, spec.name)
-        if held and self.keeps_whole:
-            return whole(spec)
-        return rounded_out(held, spec)
+        if spec.name not in self._spans:
+            held = hull(self.layout, spec.name)
+            is_whole = held and self.keeps_whole
+            self._spans[spec.name] = whole(spec) if is_whole else rounded_out(held, spec)
+        return self._spans[spec.name]
 
     def run(self, name: str) -> Span:
         """The elements that are read from the engine's memory, not from the mirror."""

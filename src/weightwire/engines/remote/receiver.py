@@ -24,6 +24,7 @@ from weightwire.engines.remote.proof import RankProof, proof_of
 from weightwire.engines.remote.status import RankStatus
 from weightwire.errors import EngineRefused
 from weightwire.subscriber import Subscriber
+from weightwire.workers import on_this_gpu, threads
 
 log = logging.getLogger("weightwire.engines")
 
@@ -46,7 +47,7 @@ class AfterPause(ThreadPoolExecutor):
             self.is_over.wait(_LONGEST_PAUSE_S)
             return fn(*args, **kwargs)
 
-        return super().submit(later)
+        return super().submit(on_this_gpu(later))
 
 
 class RankReceiver:
@@ -59,9 +60,7 @@ class RankReceiver:
         self, subscriber: Subscriber, target: LayoutTarget, checks: AfterPause | None = None
     ) -> None:
         self._subscriber, self._target, self._checks = subscriber, target, checks
-        self._thread = ThreadPoolExecutor(
-            1, thread_name_prefix="weightwire-rank", initializer=_leave_pinned_processors
-        )
+        self._thread = threads(1, "rank", _leave_pinned_processors)
         self._lock = threading.Lock()
         self._staging: Future[None] | None = None
         self._proof: Future[RankProof] | None = None

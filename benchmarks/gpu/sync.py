@@ -1,10 +1,11 @@
-"""What a rank of a tensor-parallel engine pays for a version, on its GPU and through the host.
+"""A version from a trainer's GPU to an engine's, everything included: what each stage takes.
 
-    python benchmarks/gpu/ranks.py                  # 8 layers of Llama-3.1-8B, rank 0 of 2
-    python benchmarks/gpu/ranks.py --layers 2 --ranks 8
+    python benchmarks/gpu/sync.py                           # Llama-3.1-8B, an engine of one rank
+    python benchmarks/gpu/sync.py --layers 8 --ranks 2      # rank 0 of 2, of a shorter model
+    python benchmarks/gpu/sync.py --on-host                 # and staged on the host, for comparison
 
-A publisher and a subscriber share this process and its memory as a store, so nothing is fetched.
-The engine's loader splits and fuses as vLLM's does. Every version is compared with a fresh load.
+Publisher and subscriber share this process, its GPU, and its memory as a store: nothing travels. The
+engine's loader splits and fuses as vLLM's does. Every version is compared with a fresh load of it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from states import SIZES
 
 from weightwire.apply import device_staging
 from weightwire.apply.layouts.target import LayoutTarget
-from weightwire.events import Updated
+from weightwire.events import Published, Updated
 from weightwire.publisher import Publisher
 from weightwire.store.memory import MemoryStore
 from weightwire.subscriber import Subscriber
@@ -103,14 +104,14 @@ class Training:
         drawn = torch.randn(shape, generator=self._source, device=device, dtype=torch.bfloat16)
         return drawn.mul_(0.02)
 
-    def step(self) -> None:
+    def step(self) -> Published:
         """One weight in a hundred moves by the least there is; then all is published."""
         for tensor in self.state.values():
             bits = tensor.view(torch.int16).view(-1)
             n = max(1, int(DENSITY * len(bits)))
             places = torch.randint(len(bits), (n,), generator=self._source, device=bits.device)
             bits.index_add_(0, places, torch.ones_like(places, dtype=torch.int16))
-        self.publisher.publish().result()
+        return self.publisher.publish().result()
 
 
 @contextmanager
@@ -133,14 +134,15 @@ def follow(training: Training, rank: Rank, check: Rank, *, on_host: bool) -> Non
         subscriber.update()
         print(f"\n{where}: mirror of {target.n_mirror_bytes / _GIB:.2f} GiB in host memory")
         for _ in range(N_VERSIONS):
-            training.step()
+            published = training.step()
             with staged_on_host(is_asked=on_host):
                 updated, n_peak = _updated(subscriber)
             _require_equal(training, rank, check)
             print(
-                f"{where}: staged in {1e3 * updated.stage_s:.0f} ms, written in"
-                f" {1e3 * updated.activate_s:.2f} ms, checked in {1e3 * updated.verify_s:.0f} ms;"
-                f" {updated.n_changed:,} changes decoded, {n_peak / _GIB:.2f} GiB more on the GPU"
+                f"{published.n_bytes / 1e6:.1f} MB read and coded in {1e3 * published.read_s:.0f} ms,"
+                f" committed in {1e3 * published.commit_s:.0f} ms; on the {where} staged in"
+                f" {1e3 * updated.stage_s:.0f} ms, written in {1e3 * updated.activate_s:.2f} ms,"
+                f" checked in {1e3 * updated.verify_s:.0f} ms, {n_peak / _GIB:.2f} GiB more"
             )
 
 
@@ -164,8 +166,9 @@ def _require_equal(training: Training, rank: Rank, check: Rank) -> None:
 def main(arguments: list[str]) -> int:
     """Both ways, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", maxsplit=1)[0])
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=SIZES["llama-3.1-8b"].n_layers)
+    parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--on-host", action="store_true", help="stage on the host, too")
     options = parser.parse_args(arguments)
     device = torch.device("cuda")
     rank, check = (Rank(0, options.ranks, options.layers, device) for _ in range(2))
@@ -177,7 +180,7 @@ def main(arguments: list[str]) -> int:
         f"rank 0 of {options.ranks}: {n_held / _GIB:.2f} of {n_model / _GIB:.2f} GiB"
         f" (made in {time.perf_counter() - began:.0f} s)"
     )
-    for on_host in (False, True):
+    for on_host in (False, True) if options.on_host else (False,):
         follow(training, rank, check, on_host=on_host)
     training.publisher.close()
     return 0
