@@ -96,10 +96,14 @@ class DeviceMatrix:
         """The scale of each element of a part."""
         if self.block is None:
             return scales
-        rows = torch.arange(part.row, part.row + part.n_rows, device=self.device)
-        columns = torch.arange(part.column, part.column + part.n_columns, device=self.device)
-        found = scales.index_select(0, rows // self.block)
-        return found.index_select(1, columns // self.block)
+        found = scales.index_select(0, self._blocks(part.row, part.n_rows, self.block))
+        return found.index_select(1, self._blocks(part.column, part.n_columns, self.block))
+
+    def _blocks(self, first: int, n: int, block: int) -> torch.Tensor:
+        """The number of the block of each of so many rows or columns."""
+        # Short numbers, counted from the first block's start: a row may have very many columns.
+        steps = torch.arange(first % block, first % block + n, dtype=torch.int32, device=self.device)
+        return steps.div_(block, rounding_mode="floor").add_(first // block)
 
     def _numbers(self, part: _Part) -> torch.Tensor:
         """A part as fp32: the live memory itself where it is that already."""
