@@ -62,6 +62,7 @@ def test_threads_made_before_there_is_a_gpu_find_it_later(
 def test_threads_neither_load_torch_nor_begin_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: asked.append(1))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     with threads(1, "test") as pool:
         pool.submit(int).result()
         monkeypatch.delitem(sys.modules, "torch")
