@@ -10,6 +10,8 @@ from sample_engines import checkpoint
 from sample_engines import train as move_bits
 
 from sample_training import inline
+from weightwire.apply.layouts.target import LayoutReady, LayoutTarget
+from weightwire.apply.targets import Ready
 from weightwire.diff.views import as_torch, view_tensor
 from weightwire.publisher import Publisher
 from weightwire.store.memory import MemoryStore
@@ -128,3 +130,20 @@ class HostTrainer:
             self.n_steps += 1
             train(self.state, self.n_steps, 0.002)
             self.publisher.publish().result()
+
+
+class Watched(LayoutTarget):
+    """Remembers what was prepared."""
+
+    ready: LayoutReady
+
+    def prepare(self, *args: object, **options: object) -> Ready:  # type: ignore[override]
+        found = super().prepare(*args, **options)  # type: ignore[arg-type]
+        assert isinstance(found, LayoutReady)
+        self.ready = found
+        return found
+
+    @property
+    def names_beside(self) -> set[str]:
+        """The tensors whose changes are kept on a device."""
+        return {write.name for write in self.ready.staging.device_writes()}

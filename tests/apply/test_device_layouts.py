@@ -9,15 +9,13 @@ import pytest
 torch = pytest.importorskip("torch", reason="devices are reached through torch")
 
 import sample_engines  # noqa: E402
-from sample_devices import HostTrainer, HostTraining, bits_of, on  # noqa: E402
+from sample_devices import HostTrainer, HostTraining, Watched, bits_of, on  # noqa: E402
 from sample_engines import Engine, loaded  # noqa: E402
 
 from sample_training import inline  # noqa: E402
 from weightwire.apply import device_writes  # noqa: E402
 from weightwire.apply.layouts.casts import Cast  # noqa: E402
 from weightwire.apply.layouts.layout import Layout  # noqa: E402
-from weightwire.apply.layouts.target import LayoutReady, LayoutTarget  # noqa: E402
-from weightwire.apply.targets import Ready  # noqa: E402
 from weightwire.errors import TargetMismatch  # noqa: E402
 from weightwire.kernels.triton import scatter  # noqa: E402
 from weightwire.model import dtype_named  # noqa: E402
@@ -31,22 +29,6 @@ pytestmark = pytest.mark.long
 def _few_experts(monkeypatch: pytest.MonkeyPatch) -> None:
     """One stands for all; in the interpreter every tensor costs time."""
     monkeypatch.setattr(sample_engines, "N_EXPERTS", 1)
-
-
-class Watched(LayoutTarget):
-    """Remembers what was prepared."""
-
-    ready: LayoutReady
-
-    def prepare(self, *args: object, **options: object) -> Ready:  # type: ignore[override]
-        found = super().prepare(*args, **options)  # type: ignore[arg-type]
-        assert isinstance(found, LayoutReady)
-        self.ready = found
-        return found
-
-    @property
-    def n_kept_beside(self) -> int:
-        return len({write.name for write in self.ready.staging.device_writes()})
 
 
 def follow(training: HostTraining, engine: Engine, **options: object) -> tuple[Subscriber, Watched]:
@@ -84,7 +66,7 @@ def test_every_parameter_is_what_a_fresh_load_of_the_version_gives(
     assert done is not None
     assert not done.was_whole
     assert bits_in(engine) == loaded(engine, training.tensors)
-    assert target.n_kept_beside == n_loaded(target.layout)
+    assert len(target.names_beside) == n_loaded(target.layout)
     assert not target.ready.writes
     assert target.n_mirror_bytes == 0
 
@@ -98,7 +80,7 @@ def test_chain_of_patches_is_staged_and_written_at_once(
     subscriber.update()
     training.step(3)
     subscriber.stage()
-    assert target.n_kept_beside == n_loaded(target.layout)
+    assert len(target.names_beside) == n_loaded(target.layout)
     n_launches = []
     launch = scatter._launch_write
     monkeypatch.setattr(scatter, "_launch_write", lambda part: (n_launches.append(1), launch(part)))
@@ -150,7 +132,7 @@ def test_tensor_that_is_split_over_parameters_is_decoded_and_written_on_the_devi
         done = subscriber.update()
         assert done is not None
         assert not done.was_whole
-        assert target.n_kept_beside == 3
+        assert len(target.names_beside) == 3
         assert not target.ready.writes
         fresh.load_weights(on(torch.device("cpu"), trainer.state).items())
         assert bits_in(engine) == bits_in(fresh)
@@ -166,7 +148,7 @@ def test_compact_patches_are_decoded_beside_fused_and_strided_weights(
     subscriber.update()
     training.step()
     subscriber.update()
-    assert target.n_kept_beside == n_loaded(target.layout)
+    assert len(target.names_beside) == n_loaded(target.layout)
     assert bits_in(engine) == loaded(engine, training.tensors)
 
 
@@ -186,7 +168,7 @@ def test_published_nans_keep_their_payload_on_the_way_there_and_back(
         done = subscriber.update()
         assert done is not None
         assert not done.was_whole
-        assert target.n_kept_beside == n_loaded(target.layout)
+        assert len(target.names_beside) == n_loaded(target.layout)
         # torch's own cast, as in the engine's loader, drops payloads.
         wide = Cast(dtype_named("F16"), dtype_named("F32")).widen(norm.numpy().view("u2"))
         assert bits_in(engine)["norm"] == wide.tobytes()
@@ -205,7 +187,7 @@ def test_rank_that_holds_some_of_each_tensor_is_decoded_and_written_on_the_devic
         subscriber.update()
         assert bits_in(engine) == loaded(engine, training.tensors)
         assert not target.ready.writes
-        assert target.n_kept_beside == n_loaded(target.layout)
+        assert len(target.names_beside) == n_loaded(target.layout)
     assert target.n_mirror_bytes > 0
     assert subscriber.n_heals == 0
 

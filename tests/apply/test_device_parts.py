@@ -7,15 +7,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="devices are reached through torch")
 
 import numpy as np  # noqa: E402
+from sample_devices import Watched  # noqa: E402
 from torch import nn  # noqa: E402
 
 from sample_training import inline  # noqa: E402
 from weightwire.apply import device_staging, needs  # noqa: E402
 from weightwire.apply.layouts.engine_memory import DeviceMemory  # noqa: E402
 from weightwire.apply.layouts.shares import prove_shares  # noqa: E402
-from weightwire.apply.layouts.target import LayoutReady, LayoutTarget  # noqa: E402
 from weightwire.apply.staging import Staging  # noqa: E402
-from weightwire.apply.targets import Ready  # noqa: E402
 from weightwire.diff.memory import open_state  # noqa: E402
 from weightwire.digest import digest_state  # noqa: E402
 from weightwire.kernels.contract import PLAIN_CHUNK  # noqa: E402
@@ -61,22 +60,6 @@ class Shard(nn.Module):
                 room.copy_(tensor.narrow(dim, self.rank * n, n))
 
 
-class Target(LayoutTarget):
-    """Remembers what was prepared."""
-
-    ready: LayoutReady
-
-    def prepare(self, *args: object, **options: object) -> Ready:  # type: ignore[override]
-        found = super().prepare(*args, **options)  # type: ignore[arg-type]
-        assert isinstance(found, LayoutReady)
-        self.ready = found
-        return found
-
-    @property
-    def names_beside(self) -> set[str]:
-        return {write.name for write in self.ready.staging.device_writes()}
-
-
 class Training:
     """Publishes two matrices and a norm from the host."""
 
@@ -102,8 +85,8 @@ class Training:
                 bits[source.integers(0, len(bits), max(3, len(bits) // 200))] += 1
             self.publisher.publish().result()
 
-    def follow(self, shard: Shard, **options: object) -> tuple[Subscriber, Target]:
-        target = Target(shard.load_weights, shard.named_parameters)
+    def follow(self, shard: Shard, **options: object) -> tuple[Subscriber, Watched]:
+        target = Watched(shard.load_weights, shard.named_parameters)
         return Subscriber(self.store, target, background=inline, **options), target  # type: ignore[arg-type]
 
 

@@ -102,7 +102,9 @@ class DeviceMatrix:
     def _blocks(self, first: int, n: int, block: int) -> torch.Tensor:
         """The number of the block of each of so many rows or columns."""
         # Short numbers, counted from the first block's start: a row may have very many columns.
-        steps = torch.arange(first % block, first % block + n, dtype=torch.int32, device=self.device)
+        steps = torch.arange(
+            first % block, first % block + n, dtype=torch.int32, device=self.device
+        )
         return steps.div_(block, rounding_mode="floor").add_(first // block)
 
     def _numbers(self, part: _Part) -> torch.Tensor:
