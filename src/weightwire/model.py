@@ -96,9 +96,11 @@ def _utf8_length(name: object) -> int:
         StopError: no string, or one that no file can hold.
     """
     try:
-        return len(name.encode())  # type: ignore[attr-defined]
-    except (AttributeError, UnicodeEncodeError):
-        raise StopError(f"a tensor cannot be called {name!r:.80}; use a Unicode string") from None
+        if isinstance(name, str):
+            return len(name.encode())
+    except UnicodeEncodeError:
+        pass
+    raise StopError(f"a tensor cannot be called {name!r:.80}; use a Unicode string")
 
 
 @dataclass(frozen=True)

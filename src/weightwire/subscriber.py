@@ -483,7 +483,8 @@ class Subscriber:
         """Read back what was written; only then is the version held, and said to be."""
         began = self._clock.monotonic()
         try:
-            self._target.check(staged.ready)
+            with typed_memory_errors():
+                self._target.check(staged.ready)
         except BaseException as error:
             # Nothing proves the new version: the last one that was proven is reported, as dirty.
             self._holding.held, self._state = before, State.DIRTY

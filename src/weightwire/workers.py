@@ -49,10 +49,11 @@ class _Threads(ThreadPoolExecutor):
 
 def _current_gpu() -> int | None:
     """This thread's, if torch uses any: it is neither loaded nor told to look for one."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
+    # Another thread may be in the midst of loading it.
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None or not hasattr(cuda, "current_device") or not cuda.is_initialized():
         return None
-    number: int = torch.cuda.current_device()
+    number: int = cuda.current_device()
     return number
 
 

@@ -14,9 +14,10 @@ from sample_engines import Engine, loaded  # noqa: E402
 
 from sample_training import inline  # noqa: E402
 from weightwire.apply import device_writes, launches, targets  # noqa: E402
-from weightwire.apply.layouts import state as layout_state  # noqa: E402
+from weightwire.apply.layouts import device_elements  # noqa: E402
 from weightwire.apply.layouts import target as layout_target  # noqa: E402
 from weightwire.errors import DeviceFull  # noqa: E402
+from weightwire.kernels.triton import digest  # noqa: E402
 from weightwire.subscriber import Subscriber  # noqa: E402
 
 
@@ -85,9 +86,24 @@ def test_engine_is_staged_on_the_host_where_its_writes_find_no_room(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("place", ["prepare_writes", "kept_digests"])
+def test_device_without_memory_for_proofs_leaves_them_to_the_host(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = HostTraining()
+    target = layout_target.LayoutTarget(engine.load_weights, engine.tensors)
+    subscriber = Subscriber(training.store, target, background=inline, scrub_versions=1)
+    monkeypatch.setattr(digest, "digest_all", full)
+    monkeypatch.setattr(device_elements, "differs", full)
+    for _ in range(2):
+        subscriber.update()
+        assert bits_in(engine) == loaded(engine, training.tensors)
+        training.step()
+    assert subscriber.n_heals == 0
+
+
+@pytest.mark.long
 def test_device_that_stays_full_is_a_typed_error_and_nothing_is_written(
-    place: str, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     training = HostTraining()
     target = layout_target.LayoutTarget(engine.load_weights, engine.tensors)
@@ -95,9 +111,8 @@ def test_device_that_stays_full_is_a_typed_error_and_nothing_is_written(
     subscriber.update()
     before, version = bits_in(engine), subscriber.version
     training.step()
-    module = layout_target if place == "prepare_writes" else layout_state
     with monkeypatch.context() as patched:
-        patched.setattr(module, place, full)
+        patched.setattr(layout_target, "prepare_writes", full)
         with pytest.raises(DeviceFull, match="nothing was written"):
             subscriber.stage()
     assert (bits_in(engine), subscriber.version) == (before, version)

@@ -100,6 +100,13 @@ class Waiting:
         head = self.record.head
         return self.chunks.span if self.chunks else Span(head.start, head.stop)
 
+    @property
+    def n_expected_bytes(self) -> int:
+        """What its changes will take; of some chunks, about their share."""
+        head = self.record.head
+        share = len(self.live) / max(head.n_elements, 1)
+        return int(head.n_changed * share) * (4 + head.spec.dtype.n_bytes)
+
 
 @dataclass(frozen=True)
 class _Earlier:
@@ -235,9 +242,7 @@ class DeviceStaging:
                 yield write
 
     def _left_of(self, batch: list[Waiting]) -> Sequence[Waiting]:
-        n_expected = sum(
-            each.record.head.n_changed * (4 + each.record.head.spec.dtype.n_bytes) for each in batch
-        )
+        n_expected = sum(each.n_expected_bytes for each in batch)
         if self._is_closed or self.n_bytes + n_expected > self._max_bytes:
             self.close(_NO_SHARE)
             return batch

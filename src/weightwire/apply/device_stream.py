@@ -64,7 +64,8 @@ def settle(devices: Iterable[torch.device]) -> None:
         if device.type != "cpu":
             import torch
 
-            torch.accelerator.synchronize(device)
+            wait = torch.cuda if device.type == "cuda" else torch.accelerator
+            wait.synchronize(device)
 
 
 @once

@@ -68,7 +68,7 @@ class Needs(Protocol):
     def span(self, spec: TensorSpec) -> Span:
         """The elements it keeps current; decoding the others is a waste."""
 
-    def prove(self, names: Collection[str]) -> None:
+    def prove_all(self, names: Collection[str]) -> None:
         """Raise BaseMismatch if what is kept of one of these tensors is not what it was."""
 
     def keep_whole(self) -> None:

@@ -269,7 +269,7 @@ class Staging:
 
     def _prove(self, names: Collection[str]) -> None:
         if names and isinstance(self._live, Needs):
-            self._live.prove(names)
+            self._live.prove_all(names)
 
     def _move(self, name: str, by: TensorDigest) -> None:
         self._moved[name] = self._moved.get(name, TensorDigest()) + by

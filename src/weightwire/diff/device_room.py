@@ -12,6 +12,7 @@ from weightwire.diff.held import Held, HeldOnDevice, HeldOnHost, as_bits, as_ten
 from weightwire.diff.page_locked import page_locked
 from weightwire.diff.state import StateReader, device_bits, makes_device_bits
 from weightwire.digest import piece_ranges
+from weightwire.kernels.devices import is_out_of_memory
 from weightwire.model import Bits, TensorSpec
 
 if TYPE_CHECKING:
@@ -82,7 +83,9 @@ def _copied_to_device(
     kind = as_tensor(np.empty(0, spec.dtype.bits_dtype)).dtype
     try:
         tensor = torch.empty(spec.n_elements, dtype=kind, device=device)
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         log.warning("%r of the baseline is kept on the host: %s", spec.name, error)
         return None
     for start, stop in _ranges(state, spec):

@@ -222,7 +222,7 @@ class HfReader:
         key = (name, self._stream(name))
         if self._flat is None or self._flat[0] != key:
             self._flat = None  # a view of a group would keep it while the next one is made
-            self._flat = (key, self._tensor(name).detach().reshape(-1))
+            self._flat = (key, self._tensor(name).detach().reshape(-1).contiguous())
         return self._flat[1]
 
     def _tensor(self, name: str) -> Any:

@@ -47,7 +47,7 @@ def live_run(layout: Layout, name: str, start: int, stop: int) -> torch.Tensor |
     """Elements of a tensor as they lie in an engine's memory, if that is how they were published."""
     for part in layout.parts_of(name):
         memory, box = reached_memory(layout, part), part.box
-        is_inside = box.source <= start and stop <= box.stop
+        is_inside = box.source <= start and stop <= box.stop and not part.is_copy
         if memory is not None and part.cast.is_identity and box.is_run and is_inside:
             first = box.place + start - box.source
             return memory.flat[first : first + stop - start]

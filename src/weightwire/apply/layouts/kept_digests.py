@@ -12,6 +12,7 @@ from weightwire.codec.piece import piece_elements
 from weightwire.diff.device_digest import digests_of
 from weightwire.diff.state import DeviceReader, StateReader, makes_device_bits
 from weightwire.digest import TensorDigest, digest_bits
+from weightwire.kernels.devices import is_out_of_memory
 
 if TYPE_CHECKING:
     import torch
@@ -26,13 +27,18 @@ _Stretch = tuple[str, int, "torch.Tensor"]
 def kept_digests(
     state: StateReader, spans: Mapping[str, Span], streams: SideStreams
 ) -> dict[str, TensorDigest]:
-    """Digests of a span of each of these tensors.
+    """Digests of a span of each of these tensors; on the host where a device has no memory left.
 
     Raises:
         BaseMismatch: live memory holds bits that nobody published.
     """
     found = dict.fromkeys(spans, TensorDigest())
-    left = _OnDevice(state, streams).add_up(spans, found)
+    try:
+        left = _OnDevice(state, streams).add_up(spans, found)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        found, left = dict.fromkeys(spans, TensorDigest()), list(spans)
     for name in left:
         found[name] = digest_span(state, name, spans[name])
     return found
@@ -89,11 +95,11 @@ class _OnDevice:
         }
 
     def _flush(self, found: dict[str, TensorDigest]) -> None:
-        from weightwire.kernels.triton.digest import digest_all
-
         for device, stretches in self._waiting.items():
             if not stretches:
                 continue
+            from weightwire.kernels.triton.digest import digest_all
+
             names, firsts, bits = zip(*stretches, strict=True)
             with self._streams.on(device):
                 digests = digests_of(digest_all(bits, firsts))

@@ -27,6 +27,7 @@ from weightwire.diff.held import as_tensor
 from weightwire.diff.state import StateReader
 from weightwire.digest import TensorDigest
 from weightwire.errors import BaseMismatch, MissingTensor
+from weightwire.kernels.devices import is_out_of_memory
 from weightwire.model import Bits, TensorSpec
 
 if TYPE_CHECKING:
@@ -145,8 +146,15 @@ class LayoutState:
         device = self._held.device_of(name)
         if device is None:
             return None
-        run = device_elements.live_run(self._held.layout, name, start, stop)
-        return self._gathered(name, Span(start, stop), device) if run is None else run
+        wanted = Span(start, stop)
+        run = self._live_run(name, wanted)
+        return self._gathered(name, wanted, device) if run is None else run
+
+    def _live_run(self, name: str, wanted: Span) -> torch.Tensor | None:
+        """Live memory itself, where that is the one place that these elements are read from."""
+        if not self._held.run(name).covers(wanted):
+            return None
+        return device_elements.live_run(self._held.layout, name, wanted.start, wanted.stop)
 
     def _gathered(self, name: str, wanted: Span, device: torch.device) -> torch.Tensor | None:
         """Elements on the device, from the engine's memory and from the mirror."""
@@ -162,8 +170,7 @@ class LayoutState:
 
     def makes_device_bits(self, name: str) -> bool:
         """Whether they have to be put together."""
-        kept = self._held.span(self.specs[name])
-        return device_elements.live_run(self._held.layout, name, kept.start, kept.stop) is None
+        return self._live_run(name, self._held.span(self.specs[name])) is None
 
     def span(self, spec: TensorSpec) -> Span:
         """The elements that are kept current."""
@@ -173,7 +180,7 @@ class LayoutState:
         """From the next anchor on, keep whole tensors."""
         self._held.on_cut()
 
-    def prove(self, names: Collection[str]) -> None:
+    def prove_all(self, names: Collection[str]) -> None:
         """See that what is kept of tensors is what was proven when it came; of many at once.
 
         Raises:
@@ -208,18 +215,28 @@ class LayoutState:
         """Whether a part holds the elements that are read for it from elsewhere."""
         layout, device = self._held.layout, self._held.device_of(part.name)
         if device is not None:
-            with self._streams.on(device):
-                return not device_elements.differs(layout, part, self.read_device)
+            try:
+                with self._streams.on(device):
+                    return not device_elements.differs(layout, part, self.read_device)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
         return all(
             np.array_equal(read_live(layout, part, box), read_box(self, part.name, box))
             for box in bounded(part.box)
         )
 
     def _direct(self, name: str, start: int, stop: int) -> Bits | None:
-        """Live memory itself, if it is a run of published bits."""
+        """Live memory itself, if it is a run of published bits.
+
+        Only from where all reads take these elements: what else holds them is compared with those.
+        """
+        if not self._held.run(name).covers(Span(start, stop)):
+            return None
         for part in self._held.layout.parts_of(name):
             box, memory = part.box, self._held.layout.memories[part.memory]
-            if not (memory.is_host and part.cast.is_identity and box.is_run):
+            is_plain = part.cast.is_identity and box.is_run and not part.is_copy
+            if not (memory.is_host and is_plain):
                 continue
             if box.source <= start and stop <= box.stop:
                 return memory.read(next(box.within(start, stop), box)).reshape(-1)

@@ -281,7 +281,7 @@ def _mine(ready: Ready) -> LayoutReady:
 
 
 def _check_whole(ready: LayoutReady) -> None:
-    """Read everything back: parts by their sums, paddings by their constants."""
+    """Read everything back but paddings, which nobody publishes."""
     state = LayoutState(ready.held)
     for name, digest in ready.staging.digests.items():
         if name in ready.held.layout.specs and not state.is_sound(name, digest):
