@@ -63,13 +63,17 @@ def bits_in(engine: Engine) -> dict[str, bytes]:
     return bits_of(dict((*engine.named_parameters(), *engine.named_buffers())))
 
 
+def follow(engine: Engine) -> tuple[HostTraining, Subscriber]:
+    training = HostTraining()
+    target = layout_target.LayoutTarget(engine.load_weights, engine.tensors)
+    return training, Subscriber(training.store, target, background=inline, scrub_versions=1)
+
+
 @pytest.mark.long
 def test_engine_is_staged_on_the_host_where_its_writes_find_no_room(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    training = HostTraining()
-    target = layout_target.LayoutTarget(engine.load_weights, engine.tensors)
-    subscriber = Subscriber(training.store, target, background=inline, scrub_versions=1)
+    training, subscriber = follow(engine)
     subscriber.update()
     training.step()
     with monkeypatch.context() as patched:
@@ -89,9 +93,7 @@ def test_engine_is_staged_on_the_host_where_its_writes_find_no_room(
 def test_device_without_memory_for_proofs_leaves_them_to_the_host(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    training = HostTraining()
-    target = layout_target.LayoutTarget(engine.load_weights, engine.tensors)
-    subscriber = Subscriber(training.store, target, background=inline, scrub_versions=1)
+    training, subscriber = follow(engine)
     monkeypatch.setattr(digest, "digest_all", full)
     monkeypatch.setattr(device_elements, "differs", full)
     for _ in range(2):
@@ -105,9 +107,7 @@ def test_device_without_memory_for_proofs_leaves_them_to_the_host(
 def test_device_that_stays_full_is_a_typed_error_and_nothing_is_written(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    training = HostTraining()
-    target = layout_target.LayoutTarget(engine.load_weights, engine.tensors)
-    subscriber = Subscriber(training.store, target, background=inline, scrub_versions=1)
+    training, subscriber = follow(engine)
     subscriber.update()
     before, version = bits_in(engine), subscriber.version
     training.step()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from weightwire.diff.device_streams import on_stream
+from weightwire.kernels.devices import on_stream
 
 
 def test_a_stream_is_left_before_its_device_is(monkeypatch: pytest.MonkeyPatch) -> None:

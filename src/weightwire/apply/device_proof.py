@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from weightwire.kernels.triton.changes import DeviceChanges
-    from weightwire.kernels.triton.scatter import Scatter
+    from weightwire.kernels.triton.scatter import Scatter, Write
 
 
 def proven_on_device(
@@ -44,9 +44,7 @@ def proven_on_device(
     for record, digest in zip(records, found, strict=True):
         check_base_digest(record.head, digest)
     listed = _decoded(records, olds)
-    scatter = prepare_scatter(
-        [(old, each.positions, each.bits) for old, each in zip(olds, listed, strict=True)]
-    )
+    scatter = prepare_scatter(_writes(olds, listed))
     moved = digests_of(digest_moved_all(scatter, starts))
     for record, digest, by in zip(records, found, moved, strict=True):
         check_target_digest(record.head, digest + by)
@@ -67,9 +65,7 @@ def parts_on_device(
     from weightwire.kernels.triton.scatter import prepare_scatter
 
     listed = _decoded_parts(records, parts, olds)
-    scatter = prepare_scatter(
-        [(old, each.positions, each.bits) for old, each in zip(olds, listed, strict=True)]
-    )
+    scatter = prepare_scatter(_writes(olds, listed))
     moved = digests_of(digest_moved_all(scatter, [part.span.start for part in parts]))
     return *_changed_only(listed, scatter, olds), moved
 
@@ -159,5 +155,8 @@ def _changed_only(
         DeviceChanges(at, new, size)
         for at, new, size in zip(places, bits[is_change].split(sizes), sizes, strict=True)
     ]
-    writes = [(old, each.positions, each.bits) for old, each in zip(olds, changed, strict=True)]
-    return changed, tabulate_writes(writes)
+    return changed, tabulate_writes(_writes(olds, changed))
+
+
+def _writes(olds: Sequence[torch.Tensor], changes: Sequence[DeviceChanges]) -> list[Write]:
+    return [(old, each.positions, each.bits) for old, each in zip(olds, changes, strict=True)]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from weightwire.kernels.devices import once
+from weightwire.kernels.devices import on_stream, once
 
 if TYPE_CHECKING:
     import torch
@@ -32,10 +32,7 @@ class SideStreams:
         if device.type == "cpu":
             yield
             return
-        import torch
-
-        # The device first: a thread that leaves a stream goes back to its own device, and would wake it.
-        with torch.cuda.device(device), torch.cuda.stream(self._stream(device)):
+        with on_stream(self._stream(device)):
             yield
 
     def wait(self) -> None:

@@ -24,7 +24,7 @@ from weightwire.errors import (
     TargetMismatch,
     UnsupportedLayout,
 )
-from weightwire.kernels.devices import is_out_of_memory, typed_memory_errors
+from weightwire.kernels.devices import typed_memory_errors, unless_out_of_memory
 from weightwire.model import Changes, TensorSpec
 
 
@@ -65,11 +65,9 @@ def prepare(target: Target, staging: Staging, digest: str, folder: Path | None) 
         DeviceFull: there is none even then.
         UnsupportedLayout: the target cannot take the run's tensors.
     """
-    try:
-        return target.prepare(staging, digest, folder=folder)
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
+    ready = unless_out_of_memory(lambda: target.prepare(staging, digest, folder=folder))
+    if ready is not None:
+        return ready
     staging.leave_devices()
     with typed_memory_errors():
         return target.prepare(staging, digest, folder=folder)

@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from weightwire.diff.device_streams import own_streams
 from weightwire.diff.held import Held, HeldOnDevice, as_bits
 from weightwire.diff.redo import CodedStep, RedoLog
 from weightwire.errors import StopError
-from weightwire.kernels.devices import is_out_of_memory
+from weightwire.kernels.devices import unless_out_of_memory
 from weightwire.model import Bits, Changes
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from weightwire.kernels.triton.scatter import Scatter, Write
 
 log = logging.getLogger("weightwire.publisher")
-
-T = TypeVar("T")
 
 ADVANCE_BYTES = 512 << 20
 """Changes of a batch in clear, and pieces of a baseline on the host that are copied for it."""
@@ -67,7 +65,7 @@ class StagedOnDevice:
             write(self.scatter)
 
     def _found(self) -> list[_Found]:
-        found = _unless_out_of_memory(lambda: _differing(self.scatter, self.writes))
+        found = unless_out_of_memory(lambda: _differing(self.scatter, self.writes))
         return list(map(_differing_on_host, self.writes)) if found is None else found
 
 
@@ -108,7 +106,7 @@ def stage_next(redo: RedoLog, held: Mapping[str, Held]) -> Staged | None:
     targets = tuple((step.head, held[step.head.spec.name]) for _, step in batch)
     numbers = tuple(number for number, _ in batch)
     pieces = [step.piece for _, step in batch]
-    staged = _unless_out_of_memory(lambda: _staged(numbers, targets, pieces))
+    staged = unless_out_of_memory(lambda: _staged(numbers, targets, pieces))
     if staged is not None:
         return staged
     if not redo.is_short_of_memory:
@@ -145,17 +143,6 @@ def _staged_by_host(
         for (head, held), piece in zip(targets, pieces, strict=True)
     )
     return StagedOnHost(numbers, targets, changes)
-
-
-def _unless_out_of_memory(work: Callable[[], T]) -> T | None:
-    """What work on a device gives; None if memory there runs out, and all of the work's is let go."""
-    try:
-        return work()
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        log.debug("decoded on the host instead: %s", str(error))
-    return None
 
 
 def _batches(

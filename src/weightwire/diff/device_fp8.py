@@ -9,15 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from weightwire.diff.device_views import as_integers
 from weightwire.diff.fp8 import MAX, Scales, matrix_shape, power_of_two_bits
 from weightwire.diff.state import StateReader, require_device_bits
 from weightwire.diff.views import torch_type
-from weightwire.model import DType
 
 PART_ELEMENTS = 1 << 22
 """Weights that are widened to fp32 at once: enough to hide a launch, few enough for a GPU's cache."""
@@ -41,15 +38,6 @@ class DeviceMatrix:
     name: str
     device: torch.device
     block: int | None
-
-    @property
-    def stream(self) -> Any:
-        """The one that makes what is made now; a host has none."""
-        return torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
-
-    def nothing(self, dtype: DType) -> torch.Tensor:
-        """No elements of a type, as integers: they tell the device, and cost nothing."""
-        return as_integers(torch.empty(0, dtype=torch_type(dtype), device=self.device), dtype)
 
     def scales(self, kind: Scales) -> torch.Tensor:
         """What each block is divided by, in a matrix of blocks; one number without blocks."""

@@ -11,10 +11,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from weightwire.diff.state import StateReader, device_bits
+from weightwire.kernels.devices import on_stream, once
 
 if TYPE_CHECKING:
     import torch
@@ -83,19 +83,6 @@ def own_streams(devices: Iterable[torch.device], purpose: Purpose = "work") -> I
 
 
 @contextmanager
-def on_stream(stream: torch.cuda.Stream) -> Iterator[None]:
-    """Work on a stream, and on its device; then be where one was before.
-
-    To leave the stream alone would go back in earnest: where the device before was never used, that
-    takes half a gigabyte there, maybe of another rank's. To leave a device does not.
-    """
-    import torch
-
-    with torch.cuda.device(stream.device), torch.cuda.stream(stream):
-        yield
-
-
-@contextmanager
 def reading(state: StateReader, after: Moment) -> Iterator[None]:
     """Read a live state on streams of our own, as it was at a moment.
 
@@ -107,7 +94,7 @@ def reading(state: StateReader, after: Moment) -> Iterator[None]:
         yield
 
 
-@cache
+@once
 def own_stream(device: torch.device, purpose: Purpose) -> torch.cuda.Stream:
     """One for each purpose, for all of this process: torch has few, and hands them out in turns."""
     import torch
@@ -115,6 +102,18 @@ def own_stream(device: torch.device, purpose: Purpose) -> torch.cuda.Stream:
     del purpose
 
     return torch.cuda.Stream(device)
+
+
+def stream_now(device: torch.device) -> Any:
+    """Who makes what is made now: another stream would neither wait for it nor keep its memory.
+
+    A host has none.
+    """
+    if device.type != "cuda":
+        return None
+    import torch
+
+    return torch.cuda.current_stream(device)
 
 
 def devices_in_use() -> list[torch.device]:

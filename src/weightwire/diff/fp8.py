@@ -16,7 +16,8 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from weightwire.diff.device_views import as_integers
+from weightwire.diff.device_streams import stream_now
+from weightwire.diff.device_views import as_integers, empty_integers
 from weightwire.diff.held import as_bits
 from weightwire.diff.memory import State, open_state
 from weightwire.diff.state import DerivedState, StateReader, device_bits, makes_device_bits
@@ -137,14 +138,14 @@ class Fp8Reader:
     def _made_there(self, matrix: DeviceMatrix, name: str, start: int, stop: int) -> torch.Tensor:
         dtype = self.specs[name].dtype
         if start == stop:
-            return matrix.nothing(dtype)
+            return empty_integers(0, dtype, matrix.device)
         scales = self._device_scales(matrix)
         if name in self.matrices:
             return as_integers(scales.reshape(-1)[start:stop], dtype)
         return as_integers(matrix.quantised(start, stop, scales), dtype)
 
     def _device_scales(self, matrix: DeviceMatrix) -> torch.Tensor:
-        key = (matrix.name, matrix.stream)
+        key = (matrix.name, stream_now(matrix.device))
         if key not in self._on_device:
             self._on_device[key] = matrix.scales(self.scales)
         return self._on_device[key]

@@ -9,9 +9,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from weightwire.errors import DeviceFull
+
+if TYPE_CHECKING:
+    import torch
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -45,6 +48,17 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     return type(error).__name__ == "OutOfMemoryError" or "out of memory" in str(error)
 
 
+def unless_out_of_memory(work: Callable[[], T]) -> T | None:
+    """What work on a device gives; None if memory there runs out, and all of the work's is let go."""
+    try:
+        return work()
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        _LOG.debug("the host does it instead: %s", str(error))
+    return None
+
+
 @contextmanager
 def typed_memory_errors() -> Iterator[None]:
     """Work for which a device has no memory left can be tried again.
@@ -60,6 +74,19 @@ def typed_memory_errors() -> Iterator[None]:
         raise DeviceFull(
             f"a GPU has no memory left for this; nothing was written or published: {error}"
         ) from error
+
+
+@contextmanager
+def on_stream(stream: torch.cuda.Stream) -> Iterator[None]:
+    """Work on a stream, and on its device; then be where one was before.
+
+    To leave the stream alone would go back in earnest: where the device before was never used, that
+    takes half a gigabyte there, maybe of another rank's. To leave a device does not.
+    """
+    import torch
+
+    with torch.cuda.device(stream.device), torch.cuda.stream(stream):
+        yield
 
 
 def once(make: Callable[P, T]) -> Callable[P, T]:

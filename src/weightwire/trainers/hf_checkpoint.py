@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from weightwire.diff.device_views import as_integers
-from weightwire.diff.views import torch_bits, torch_element_type, torch_type
+from weightwire.diff.device_streams import stream_now
+from weightwire.diff.device_views import as_integers, empty_integers
+from weightwire.diff.views import torch_bits, torch_element_type
 from weightwire.errors import ExtraMissing, NotACheckpoint, UnsupportedLayout
 from weightwire.kernels.devices import is_reached
 from weightwire.model import Bits, TensorSpec
@@ -189,9 +190,7 @@ class HfReader:
             return None
         dtype = self._specs[name].dtype
         if start == stop:
-            return as_integers(
-                torch.empty(0, dtype=torch_type(dtype), device=self._devices[name]), dtype
-            )
+            return empty_integers(0, dtype, self._devices[name])
         return as_integers(self._flattened(name)[start:stop], dtype)
 
     def makes_device_bits(self, name: str) -> bool:
@@ -239,11 +238,10 @@ class HfReader:
         return self._converted[name]
 
     def _stream(self, name: str) -> Any:
-        """Who makes what is made now: another stream would neither wait for it nor keep its memory."""
+        """Who makes what is made now: it is kept for that stream alone."""
         group = self._group_of.get(name)
         source = self._plan.renamed[name] if group is None else group.sources[0]
-        device = self._tensors[source].device
-        return torch.cuda.current_stream(device) if device.type == "cuda" else None
+        return stream_now(self._tensors[source].device)
 
 
 def as_saved(model: Any, tensors: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from weightwire.codec.piece import piece_elements
 from weightwire.diff.device_digest import digests_of
 from weightwire.diff.state import DeviceReader, StateReader, makes_device_bits
 from weightwire.digest import TensorDigest, digest_bits
-from weightwire.kernels.devices import is_out_of_memory
+from weightwire.kernels.devices import unless_out_of_memory
 
 if TYPE_CHECKING:
     import torch
@@ -33,13 +33,8 @@ def kept_digests(
         BaseMismatch: live memory holds bits that nobody published.
     """
     found = dict.fromkeys(spans, TensorDigest())
-    try:
-        left = _OnDevice(state, streams).add_up(spans, found)
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        found, left = dict.fromkeys(spans, TensorDigest()), list(spans)
-    for name in left:
+    left = unless_out_of_memory(lambda: _OnDevice(state, streams).add_up(spans, found))
+    for name in spans if left is None else left:
         found[name] = digest_span(state, name, spans[name])
     return found
 

@@ -27,7 +27,7 @@ from weightwire.diff.held import as_tensor
 from weightwire.diff.state import StateReader
 from weightwire.digest import TensorDigest
 from weightwire.errors import BaseMismatch, MissingTensor
-from weightwire.kernels.devices import is_out_of_memory
+from weightwire.kernels.devices import unless_out_of_memory
 from weightwire.model import Bits, TensorSpec
 
 if TYPE_CHECKING:
@@ -215,16 +215,17 @@ class LayoutState:
         """Whether a part holds the elements that are read for it from elsewhere."""
         layout, device = self._held.layout, self._held.device_of(part.name)
         if device is not None:
-            try:
-                with self._streams.on(device):
-                    return not device_elements.differs(layout, part, self.read_device)
-            except RuntimeError as error:
-                if not is_out_of_memory(error):
-                    raise
+            differs = unless_out_of_memory(lambda: self._differs_on(device, part))
+            if differs is not None:
+                return not differs
         return all(
             np.array_equal(read_live(layout, part, box), read_box(self, part.name, box))
             for box in bounded(part.box)
         )
+
+    def _differs_on(self, device: torch.device, part: Part) -> bool:
+        with self._streams.on(device):
+            return device_elements.differs(self._held.layout, part, self.read_device)
 
     def _direct(self, name: str, start: int, stop: int) -> Bits | None:
         """Live memory itself, if it is a run of published bits.

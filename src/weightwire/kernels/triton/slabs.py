@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from weightwire.kernels.contract import Streams
-from weightwire.kernels.devices import is_out_of_memory
+from weightwire.kernels.devices import unless_out_of_memory
 from weightwire.kernels.model_batch import ModelBatch
 from weightwire.kernels.triton.collect import GROUP_ELEMENTS
 from weightwire.kernels.triton.cuts import Cuts, cut
@@ -112,14 +112,16 @@ def _alone(
     finish: Callable[[_Begun], dict[int, Streams]],
 ) -> Streams | None:
     """A piece with room for everything, which is twenty times its size; None if that does not do."""
-    try:
+
+    def code() -> dict[int, Streams]:
         begun = _begin(work.some([number], 1), [slice(0, 1)], launch, is_roomy=True)
-        return _finish(begun, finish).get(0)
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
+        return _finish(begun, finish)
+
+    coded = unless_out_of_memory(code)
+    if coded is None:
         settle()
         return None
+    return coded.get(0)
 
 
 def _begin(

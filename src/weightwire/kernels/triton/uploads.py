@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from weightwire.kernels import native_module
-from weightwire.kernels.devices import once
+from weightwire.kernels.devices import on_stream, once
 from weightwire.kernels.triton.downloads import stream_named
 
 _TABLE_BYTES = 16
@@ -88,9 +88,8 @@ class Sending:
         return self._words
 
     def _send(self, parts: Sequence[npt.NDArray[np.uint8]]) -> None:
-        to, device = self._words.view(torch.uint8), self._words.device
-        # The device first: a thread that leaves a stream goes back to its own, and would wake that.
-        with torch.cuda.device(device), torch.cuda.stream(_copy_stream(device)):
+        to = self._words.view(torch.uint8)
+        with on_stream(_copy_stream(self._words.device)):
             for first, run in _runs(parts):
                 here = slice(first, first + sum(map(len, run)))
                 join_parts(run, self._memory[here].numpy())
